@@ -1,0 +1,1 @@
+"""Which token may come next: masks and forced tokens for regexes and JSON schemas."""

@@ -1,0 +1,1 @@
+"""Programs: `gen`, `select`, `fork`, `join` and roles over token-exact state."""

@@ -1,0 +1,1 @@
+"""Palmette: write and run structured-generation programs."""

@@ -1,0 +1,169 @@
+"""What can go wrong, as a caller meets it.
+
+::
+
+    PalmetteError
+    ├── InvalidRequest (also ValueError)     the caller can mend the request; `param` names the field
+    │   ├── PromptTooLong                    num_tokens, limit
+    │   ├── RequestTooLarge                  num_pages_needed, num_pages
+    │   ├── UnsupportedFeature               feature: known, but not honoured here; never ignored
+    │   └── ConstraintError                  a regex, schema or grammar cannot be used; `pointer`
+    │       ├── InvalidConstraint            malformed
+    │       ├── UnsupportedConstraint        well-formed, but cannot be enforced exactly; `feature`
+    │       ├── UnsatisfiableConstraint      nothing matches it
+    │       └── ConstraintTooComplex         a limit of time or size was reached
+    ├── ModelError
+    │   ├── ModelNotFound                    name, known
+    │   ├── ModelFileError                   path: damaged, truncated, or of a kind we do not load
+    │   └── DownloadError                    what was fetched, and why it failed
+    ├── EngineError
+    │   ├── EngineStopped                    the engine was shut down, or its thread died
+    │   └── RequestAborted                   aborted by the caller, a client's death, or a deadline
+    └── ProgramError                         a program misused the language
+        ├── VariableNotSet (also KeyError)   name
+        └── BackendNotSet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class PalmetteError(Exception):
+    """The root of everything Palmette raises on purpose."""
+
+
+class InvalidRequest(PalmetteError, ValueError):
+    """The request cannot be served as it is; `param` names the argument at fault, if one is."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt leaves no room in the model's context."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"prompt has {num_tokens} tokens, the model takes at most {limit} "
+            "and needs room for one more",
+            param="prompt",
+        )
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request could not finish even with the whole KV pool to itself."""
+
+    def __init__(self, num_pages_needed: int, num_pages: int, page_size: int) -> None:
+        super().__init__(
+            f"the request needs {num_pages_needed} pages of {page_size} tokens, "
+            f"the KV pool has {num_pages}: shorten the prompt or enlarge the pool",
+            param="prompt",
+        )
+        self.num_pages_needed = num_pages_needed
+        self.num_pages = num_pages
+
+
+class UnsupportedFeature(InvalidRequest):
+    """A feature that exists elsewhere but is not honoured here. Nothing is ignored in silence."""
+
+    def __init__(self, feature: str, why: str, *, param: str | None = None) -> None:
+        super().__init__(f"{feature} is not supported: {why}", param=param)
+        self.feature = feature
+
+
+class ConstraintError(InvalidRequest):
+    """A constraint cannot be used; `pointer` is the JSON pointer or position at fault, if known."""
+
+    def __init__(
+        self, message: str, *, param: str | None = None, pointer: str | None = None
+    ) -> None:
+        super().__init__(message, param=param)
+        self.pointer = pointer
+
+
+class InvalidConstraint(ConstraintError):
+    """The regex, schema or grammar is malformed."""
+
+
+class UnsupportedConstraint(ConstraintError):
+    """It is well-formed, but cannot be enforced exactly, so it is refused."""
+
+
+class UnsatisfiableConstraint(ConstraintError):
+    """No text satisfies it."""
+
+
+class ConstraintTooComplex(ConstraintError):
+    """Compiling it would pass a limit of time, states or memory."""
+
+
+class ModelError(PalmetteError):
+    """A model cannot be had or loaded."""
+
+
+class ModelNotFound(ModelError):
+    """No such name in the registry and no such file or folder."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"no model named {name!r}: it is neither a file or folder nor one of the known models "
+            f"({', '.join(sorted(known))})"
+        )
+        self.name = name
+        self.known = tuple(known)
+
+
+class ModelFileError(ModelError):
+    """A model file is damaged, truncated, or of a kind that is not loaded."""
+
+    def __init__(self, path: str | Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = Path(path)
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched."""
+
+
+class EngineError(PalmetteError):
+    """The engine cannot answer."""
+
+
+class EngineStopped(EngineError):
+    """The engine was shut down, or its thread ended with an error (see `__cause__`)."""
+
+
+class RequestAborted(EngineError):
+    """The request was aborted before it finished."""
+
+
+class ProgramError(PalmetteError):
+    """A program misused the language."""
+
+
+class VariableNotSet(ProgramError, KeyError):
+    """A variable was read that no primitive of the program has set."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"no variable named {name!r} was set; set so far: {', '.join(known) or 'none'}"
+        )
+        self.name = name
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0])
+
+
+class BackendNotSet(ProgramError):
+    """No backend was given and no default is set."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no backend: call palmette.set_default_backend(palmette.Engine('smollm2-135m')) "
+            "or pass backend=..."
+        )

@@ -1,0 +1,352 @@
+"""What is asked of an engine and what it answers. Plain data; standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+
+from palmette.errors import InvalidRequest, PalmetteError
+
+
+class FinishReason(str, Enum):
+    """Why a generation ended. The values are those of the OpenAI API where it has one."""
+
+    STOP = "stop"  # a stop string, a stop token, the end of a constraint, or end-of-sequence
+    LENGTH = "length"  # max_tokens, or the end of the model's context
+    ABORT = "abort"  # by the caller, or because the caller went away
+    ERROR = "error"  # see the event's `error`
+
+
+ConstraintKind = Literal["regex", "json_schema", "choices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the generated text must match, in whole. Hashable: equal constraints share a compile."""
+
+    kind: ConstraintKind
+    source: str  # the pattern; the schema as JSON text, keys in declared order; a JSON array
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        """The whole text matches `pattern`."""
+        if not isinstance(pattern, str):
+            raise TypeError(f"regex must be a string, got {type(pattern).__name__}")
+        return cls("regex", pattern)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Constraint:
+        """The text is one JSON document valid under `schema` (a dict, a bool, or JSON text)."""
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        try:
+            return cls("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"the JSON schema is not JSON: {error}", param="json_schema"
+            ) from error
+
+    @classmethod
+    def choices(cls, options: Iterable[str]) -> Constraint:
+        """The text is one of `options`, taken literally."""
+        listed = list(options)
+        for option in listed:
+            if not isinstance(option, str):
+                raise TypeError(f"choices must be strings, got {type(option).__name__}")
+        if not listed:
+            raise InvalidRequest("choices must not be empty", param="choices")
+        return cls("choices", json.dumps(listed, ensure_ascii=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is picked and when to stop. A temperature of 0 is greedy.
+
+    `top_p` and `min_p` are measured on the temperature-scaled full distribution, `top_k` on its
+    order; the result is the intersection, renormalised. `top_k` of 0 or -1 is off. Repetition
+    penalty counts prompt and output, frequency and presence penalty the output only.
+    `stop` strings and stop tokens are not part of the text. `seed=None` draws a fresh seed.
+    `logprobs=n` reports the log-probability of every generated token and of the `n` likeliest ones,
+    as log-softmax of the model's own logits, before temperature, penalties and masks.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0, None)
+        _check_range("top_p", self.top_p, 0, 1, low_open=True)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_range("repetition_penalty", self.repetition_penalty, 0, None, low_open=True)
+        _check_int("top_k", self.top_k, -1, None)
+        _check_int("max_tokens", self.max_tokens, 0, None)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, 0, 100)
+        if isinstance(self.stop, str):
+            raise InvalidRequest("stop must be a tuple of strings", param="stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest("stop strings must be non-empty strings", param="stop")
+        for token_id in self.stop_token_ids:
+            _check_int("stop_token_ids", token_id, 0, None)
+        for token_id, bias in self.logit_bias:
+            _check_int("logit_bias", token_id, 0, None)
+            _check_range("logit_bias", bias, -100, 100)
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float | None, *, low_open: bool = False
+) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ok = ok and (value > low if low_open else value >= low)
+    if not ok or (high is not None and value > high):
+        bound = f"above {low}" if low_open else f"at least {low}"
+        bound += "" if high is None else f" and at most {high}"
+        raise InvalidRequest(f"{name} must be {bound}, got {value!r}", param=name)
+
+
+def _check_int(name: str, value: int, low: int, high: int | None) -> None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and value >= low
+    if not ok or (high is not None and value > high):
+        bound = f"at least {low}" + ("" if high is None else f" and at most {high}")
+        raise InvalidRequest(f"{name} must be an integer of {bound}, got {value!r}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Continue `token_ids`.
+
+    `path` is the place in the program's fork tree; random numbers are keyed by (seed, path,
+    position), so that branches with one seed differ and a batch changes nothing. Requests of
+    different `salt` never share cached prefixes.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    constraint: Constraint | None = None
+    path: tuple[int, ...] = ()
+    salt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """How likely is each continuation of `token_ids`? Shared beginnings are computed once."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...]
+    salt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
+        if not self.continuations or not all(self.continuations):
+            raise InvalidRequest("every continuation needs at least one token", param="choices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one request.
+
+    prompt_tokens == cached_tokens + prefilled_tokens and completion_tokens == decoded_tokens +
+    forced_tokens; a stop token that ended the generation counts as decoded. Tokens computed again
+    after a preemption are in `recomputed_tokens` only. `queued_seconds` until the first admission,
+    `first_token_seconds` until the first token, `total_seconds` until the end, from submission.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    completion_tokens: int = 0
+    decoded_tokens: int = 0
+    forced_tokens: int = 0
+    recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    queued_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability under the model, and the likeliest tokens at its place."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """News of one request. The last event has a `finish_reason` and `usage`.
+
+    The joined `text` of a request's events is its text, the joined `token_ids` are its ids, and
+    they agree: text that may still turn out to be the start of a stop string, or half a
+    character, is held back together with its tokens. `logprobs` has one entry for each of
+    `token_ids` if asked for. Where a stop string cuts a token in two, the part that stays is
+    encoded again; such ids have a log-probability of NaN. `stop_reason` is the stop string or
+    stop token that ended it.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    usage: Usage | None = None
+    error: PalmetteError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult:
+    """`logprobs[i][j]` is log P(continuations[i][j] | token_ids + continuations[i][:j])."""
+
+    request_id: str
+    logprobs: tuple[tuple[float, ...], ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of text on its way to becoming tokens.
+
+    In a `special` piece, control tokens spelled out in the text (such as ``<|im_end|>``) become
+    those tokens. In any other they stay plain text, so that what a user typed cannot end a turn.
+    """
+
+    text: str
+    special: bool = False
+
+
+class Message(TypedDict):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that stand for something."""
+        ...
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What a raw prompt begins with: the begin-of-sequence token, if the model wants one."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Every id that ends a generation for this model."""
+        ...
+
+    def encode(self, text: str | Sequence[Piece]) -> list[int]:
+        """Ids of the joined text, exactly as written: nothing is put before, between or after.
+
+        A plain string is one piece that is not special.
+        """
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of the ids, control tokens included; broken bytes become U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens."""
+        ...
+
+
+class ChatTemplate(Protocol):
+    """A model's own chat template, as a whole and by role segment."""
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> list[Piece]:
+        """The whole conversation. Message contents are never special."""
+        ...
+
+    def begin(self, history: Sequence[Message], role: str) -> list[Piece]:
+        """What stands between the end of `history` and the content of a new message of `role`.
+
+        For the assistant that is the generation prompt.
+        """
+        ...
+
+    def end(self, history: Sequence[Message]) -> list[Piece]:
+        """What closes the last message of `history`, after its content."""
+        ...
+
+
+@runtime_checkable
+class TokenBackend(Protocol):
+    """An engine that takes token ids, as the language and the server see it."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises UnsupportedFeature if the model has none."""
+        ...
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The model's own generation defaults."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Prompt and output tokens together."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """Submit when iteration starts; closing the iterator early aborts the request.
+
+        A request that cannot be served raises from the first `__anext__`; a failure later is an
+        event with an `error`.
+        """
+        ...
+
+    async def score(self, request: ScoreRequest) -> ScoreResult: ...
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix that no running request holds."""
+        ...
+
+    def close(self) -> None:
+        """Stop; what still runs ends with EngineStopped. Safe to call twice."""
+        ...

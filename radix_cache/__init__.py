@@ -1,0 +1,1 @@
+"""Which token prefixes are cached in which pages. A page is an integer."""

@@ -1,0 +1,1 @@
+"""The engine: scheduling, paged KV, models, sampling, serving."""

@@ -1,0 +1,1 @@
+"""Test packages mirror the folders of the project."""
