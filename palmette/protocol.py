@@ -61,6 +61,12 @@ class Constraint:
             raise InvalidRequest("choices must not be empty", param="choices")
         return cls("choices", json.dumps(listed, ensure_ascii=False))
 
+    @property
+    def options(self) -> list[str]:
+        """The options of a `choices` constraint."""
+        options: list[str] = json.loads(self.source)
+        return options
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:

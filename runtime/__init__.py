@@ -1,1 +1,30 @@
 """The engine: scheduling, paged KV, models, sampling, serving."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from palmette.runtime.async_engine import AsyncEngine
+    from palmette.runtime.config import EngineConfig
+    from palmette.runtime.engine import Engine, ScoreEvent
+    from palmette.runtime.metrics import EngineStats
+
+__all__ = ["AsyncEngine", "Engine", "EngineConfig", "EngineStats", "ScoreEvent"]
+
+_HOMES = {
+    "AsyncEngine": "palmette.runtime.async_engine",
+    "Engine": "palmette.runtime.engine",
+    "EngineConfig": "palmette.runtime.config",
+    "EngineStats": "palmette.runtime.metrics",
+    "ScoreEvent": "palmette.runtime.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, so that the parts that need no torch can be used without it.
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,362 @@
+"""An engine on a thread of its own, for any number of event loops and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from typing_extensions import Unpack
+
+from palmette.errors import EngineError, EngineStopped, PalmetteError
+from palmette.protocol import (
+    ChatTemplate,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+    TokenEvent,
+)
+from palmette.runtime.config import EngineConfig, EngineOptions
+from palmette.runtime.engine import Engine, Event, ScoreEvent
+from palmette.runtime.metrics import EngineStats
+
+if TYPE_CHECKING:
+    from palmette.grammar import CompiledGrammar
+    from palmette.runtime.tokenization import LoadedTokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    """Queue a request; its events go to `inbox` on `loop`."""
+
+    request: Request | ScoreRequest
+    compiled: CompiledGrammar | None
+    loop: asyncio.AbstractEventLoop
+    inbox: asyncio.Queue[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Run something between two steps."""
+
+    function: Callable[[Engine], Any]
+    future: Future[Any]
+
+
+class _Close:
+    """End the thread."""
+
+
+_Command = _Submit | _Abort | _Call | _Close
+
+
+class AsyncEngine:
+    """Serves requests from any thread or event loop; one thread of its own computes.
+
+    All computation, loading included, happens on that one thread, so that a process has one pool
+    of OpenMP threads and not one for each caller. Constraints are compiled on another thread, so
+    that a hard one delays its own request only. Takes what `Engine` takes. A context manager;
+    `close` ends it.
+    """
+
+    def __init__(self, model: str | Path, **options: Unpack[EngineOptions]) -> None:
+        self._start(lambda: Engine(model, **options))
+
+    @classmethod
+    def over(cls, make: Callable[[], Engine]) -> AsyncEngine:
+        """An async engine over what `make` returns; `make` runs on the engine's thread."""
+        engine = cls.__new__(cls)
+        engine._start(make)
+        return engine
+
+    def _start(self, make: Callable[[], Engine]) -> None:
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stopped: EngineStopped | None = None
+        started: Future[Engine] = Future()
+        self._thread = threading.Thread(
+            target=_serve, args=(make, self._commands, started), name="palmette-engine", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._engine = started.result()
+        except BaseException:
+            # Ctrl-C while a model loads: the thread ends when loading has.
+            self._commands.put(_Close())
+            raise
+        self._compilers = ThreadPoolExecutor(1, thread_name_prefix="palmette-grammar")
+        # At exit the thread must not be in the middle of a step while the interpreter goes away.
+        reference = weakref.ref(self)
+
+        def close_at_exit() -> None:
+            engine = reference()
+            if engine is not None:
+                engine.close()
+
+        self._at_exit = close_at_exit
+        atexit.register(close_at_exit)
+
+    def __enter__(self) -> AsyncEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model_name!r}, dtype={self._engine.dtype_name})"
+
+    @property
+    def model_name(self) -> str:
+        return self._engine.model_name
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._engine.config
+
+    @property
+    def dtype_name(self) -> str:
+        """What the model computes with: float32 or bfloat16."""
+        return self._engine.dtype_name
+
+    @property
+    def tokenizer(self) -> LoadedTokenizer:
+        return self._engine.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises UnsupportedFeature if the model has none."""
+        return self._engine.tokenizer.chat_template
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        return self._engine.default_sampling
+
+    @property
+    def max_context(self) -> int:
+        return self._engine.max_context
+
+    def stats(self) -> EngineStats:
+        """Counters and what is held, between two steps."""
+        return self._call(lambda engine: engine.stats())
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix that no running request holds."""
+        self._call(lambda engine: engine.flush_cache())
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """The events of a request. Closing the iterator early aborts it.
+
+        Raises InvalidRequest from the first `__anext__` if it cannot be served.
+        """
+        self._engine.validate(request)
+        compiled = await self._compile(request)
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._post(_Submit(request, compiled, asyncio.get_running_loop(), inbox))
+        finished = False
+        try:
+            while not finished:
+                event = await inbox.get()
+                if isinstance(event, ScoreEvent):  # it was refused
+                    finished = True
+                    raise event.error or EngineError("the request was refused")
+                finished = event.finish_reason is not None
+                yield event
+        finally:
+            if not finished:
+                self._abort(request.request_id)
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Log-probabilities of the continuations. Cancelling the call aborts the request."""
+        self._engine.validate(request)
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._post(_Submit(request, None, asyncio.get_running_loop(), inbox))
+        event: Event | None = None
+        try:
+            event = await inbox.get()
+        finally:
+            if event is None:
+                self._abort(request.request_id)
+        assert isinstance(event, ScoreEvent)
+        if event.result is None:
+            raise event.error or EngineError("the request failed")
+        return event.result
+
+    def close(self) -> None:
+        """Stop after the current step; what still runs ends with EngineStopped."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = EngineStopped("the engine was closed")
+                self._commands.put(_Close())
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._compilers.shutdown(wait=False, cancel_futures=True)
+        atexit.unregister(self._at_exit)
+
+    async def _compile(self, request: Request) -> CompiledGrammar | None:
+        if request.constraint is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._compilers, lambda: self._engine.constraints.compile(request.constraint)
+        )
+
+    def _post(self, command: _Command) -> None:
+        with self._lock:
+            if self._stopped is not None:
+                raise self._stopped
+            if not self._thread.is_alive():
+                raise EngineStopped("the engine's thread has ended")
+            self._commands.put(command)
+
+    def _abort(self, request_id: str) -> None:
+        with contextlib.suppress(EngineStopped):  # and so the request has ended too
+            self._post(_Abort(request_id))
+
+    def _call(self, function: Callable[[Engine], T]) -> T:
+        future: Future[T] = Future()
+        self._post(_Call(function, future))
+        return future.result()
+
+
+def _serve(
+    make: Callable[[], Engine],
+    commands: queue.SimpleQueue[_Command],
+    started: Future[Engine],
+) -> None:
+    """The engine's thread: commands between steps, events to whoever asked."""
+    try:
+        engine = make()
+    except BaseException as error:
+        started.set_exception(error)
+        return
+    loop = _EngineLoop(engine, commands)
+    started.set_result(engine)
+    loop.run()
+
+
+class _EngineLoop:
+    """What runs on the engine's thread."""
+
+    def __init__(self, engine: Engine, commands: queue.SimpleQueue[_Command]) -> None:
+        self._engine = engine
+        self._commands = commands
+        self._clients: dict[str, _Submit] = {}
+        self._closing = False
+
+    def run(self) -> None:
+        try:
+            while not self._closing:
+                self._take_commands()
+                if self._engine.has_work and not self._closing:
+                    self._step()
+        finally:
+            self._end_all(EngineStopped("the engine was closed"))
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except Exception as error:
+            # A fault of ours, not of a request. Nothing it left half done is trusted.
+            failure = EngineError(f"internal error: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._engine.fail_all(failure)
+            events = self._engine.step()
+        self._deliver(events)
+
+    def _take_commands(self) -> None:
+        """Carry out what was asked for; wait only if there is nothing else to do."""
+        block = not self._engine.has_work
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except queue.Empty:
+                return
+            block = False
+            self._carry_out(command)
+
+    def _carry_out(self, command: _Command) -> None:
+        if isinstance(command, _Submit):
+            self._submit(command)
+        elif isinstance(command, _Abort):
+            # Nobody listens any more, so its last event is dropped.
+            self._clients.pop(command.request_id, None)
+            self._engine.abort(command.request_id)
+        elif isinstance(command, _Call):
+            try:
+                command.future.set_result(command.function(self._engine))
+            except Exception as error:
+                command.future.set_exception(error)
+        else:
+            self._closing = True
+
+    def _submit(self, command: _Submit) -> None:
+        request = command.request
+        try:
+            self._engine.submit(request, compiled=command.compiled)
+        except PalmetteError as error:
+            self._send({command.loop: [(command.inbox, _refusal(request.request_id, error))]})
+        else:
+            self._clients[request.request_id] = command
+
+    def _deliver(self, events: list[Event]) -> None:
+        """Hand over a step's events, with one wake-up for each event loop."""
+        letters: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]] = {}
+        for event in events:
+            client = self._clients.get(event.request_id)
+            if client is None:
+                continue
+            letters.setdefault(client.loop, []).append((client.inbox, event))
+            if isinstance(event, ScoreEvent) or event.finish_reason is not None:
+                del self._clients[event.request_id]
+        self._send(letters)
+
+    def _send(
+        self,
+        letters: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Queue[Event], Event]]],
+    ) -> None:
+        for loop, batch in letters.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, batch)
+            except RuntimeError:  # the loop is closed: its clients are gone
+                for request_id in [r for r, c in self._clients.items() if c.loop is loop]:
+                    del self._clients[request_id]
+                    self._engine.abort(request_id)
+
+    def _end_all(self, error: EngineStopped) -> None:
+        self._engine.fail_all(error)
+        self._deliver(self._engine.take_events())
+        while True:
+            try:
+                command = self._commands.get(block=False)
+            except queue.Empty:
+                return
+            if isinstance(command, _Submit):
+                refusal = _refusal(command.request.request_id, error)
+                self._send({command.loop: [(command.inbox, refusal)]})
+            elif isinstance(command, _Call):
+                command.future.set_exception(error)
+
+
+def _refusal(request_id: str, error: PalmetteError) -> ScoreEvent:
+    return ScoreEvent(request_id=request_id, error=error)
+
+
+def _put_all(batch: list[tuple[asyncio.Queue[Event], Event]]) -> None:
+    for inbox, event in batch:
+        inbox.put_nowait(event)

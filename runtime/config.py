@@ -1,0 +1,157 @@
+"""How an engine is set up: sections of a few fields, each handed only to its owner."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypedDict
+
+from palmette.errors import InvalidRequest
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+
+def _at_least(name: str, value: int | float | None, low: float) -> None:
+    if value is not None and value < low:
+        raise InvalidRequest(f"{name} must be at least {low}, got {value}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """Which numbers the model computes with, and where.
+
+    `dtype="auto"` takes bfloat16 where the processor multiplies it natively and float32 elsewhere;
+    float32 is the reference. `max_context` may lower the model's own limit, never raise it.
+    `chat_template` is Jinja text or the path of a file and replaces the model's own.
+    """
+
+    dtype: DtypeName = "auto"
+    device: str = "cpu"
+    max_context: int | None = None
+    chat_template: str | None = None
+    num_threads: int | None = None  # None: torch's own choice, which OMP_NUM_THREADS sets
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise InvalidRequest(
+                f"dtype must be 'auto', 'float32' or 'bfloat16', got {self.dtype!r}", param="dtype"
+            )
+        _at_least("max_context", self.max_context, 2)
+        _at_least("num_threads", self.num_threads, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSection:
+    """The paged KV pool and the prefix cache over it.
+
+    The pool has `num_pages` pages of `page_size` tokens, or, where that is None, as many as fit
+    `kv_memory` bytes; where that is None too, 1 GiB or a quarter of the free memory, whichever is
+    less. Reuse is exact to the token whatever the page size: smaller pages copy less on a shared
+    last page, larger ones make tables and kernels cheaper; 16 is where both stop mattering.
+    """
+
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_memory: int | None = None
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("page_size", self.page_size, 1)
+        _at_least("num_pages", self.num_pages, 1)
+        _at_least("kv_memory", self.kv_memory, 1)
+
+    def resolve(self, bytes_per_page: int, max_context: int) -> int:
+        """The number of pages, settled. Never more than `max_running` contexts could use."""
+        if self.num_pages is not None:
+            return self.num_pages
+        memory = self.kv_memory
+        if memory is None:
+            memory = min(1 << 30, _free_memory() // 4)
+        num_pages = memory // bytes_per_page
+        if num_pages < 2:
+            raise InvalidRequest(
+                f"{memory} bytes hold {num_pages} pages of {self.page_size} tokens "
+                f"({bytes_per_page} bytes each): give kv_memory more",
+                param="kv_memory",
+            )
+        return num_pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSection:
+    """How much one step computes.
+
+    `max_batch_tokens` bounds the tokens of a step: longer prompts are prefilled in chunks, and a
+    decoding sequence waits for at most one such step. On two cores a step of 512 tokens takes some
+    200 ms with a 135M model; larger is a little faster in all and slower for who streams.
+    `max_running` bounds the sequences of a step. `jump_forward` appends tokens that a constraint
+    forces without a decode step each.
+    """
+
+    max_batch_tokens: int = 512
+    max_running: int = 64
+    jump_forward: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("max_batch_tokens", self.max_batch_tokens, 1)
+        _at_least("max_running", self.max_running, 1)
+
+
+class EngineOptions(TypedDict, total=False):
+    """Every field of every section by its own name, as keyword arguments of an engine."""
+
+    dtype: DtypeName
+    device: str
+    max_context: int | None
+    chat_template: str | None
+    num_threads: int | None
+    page_size: int
+    num_pages: int | None
+    kv_memory: int | None
+    prefix_cache: bool
+    max_batch_tokens: int
+    max_running: int
+    jump_forward: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All sections."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    cache: CacheSection = field(default_factory=CacheSection)
+    scheduler: SchedulerSection = field(default_factory=SchedulerSection)
+
+    @classmethod
+    def of(cls, options: EngineOptions) -> EngineConfig:
+        """Options sorted into their sections; an unknown one raises TypeError naming it."""
+        left: dict[str, Any] = dict(options)
+        sections: dict[str, Any] = {}
+        for name, section in (
+            ("model", ModelSection),
+            ("cache", CacheSection),
+            ("scheduler", SchedulerSection),
+        ):
+            known = [f.name for f in fields(section)]
+            sections[name] = section(**{key: left.pop(key) for key in known if key in left})
+        if left:
+            known = sorted(EngineOptions.__annotations__)
+            raise TypeError(
+                f"unknown engine option {', '.join(sorted(left))}; known: {', '.join(known)}"
+            )
+        return cls(**sections)
+
+
+def _free_memory() -> int:
+    """Bytes of memory free for use, as far as the system tells; else 4 GiB."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError, AttributeError):
+        return 4 << 30

@@ -1,0 +1,578 @@
+"""The engine: a synchronous, deterministic loop of steps over all requests at once."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from typing_extensions import Unpack
+
+from palmette.errors import (
+    EngineError,
+    InvalidRequest,
+    PalmetteError,
+    PromptTooLong,
+    RequestAborted,
+    RequestTooLarge,
+)
+from palmette.protocol import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+from palmette.radix_cache import Namespace, RadixCache
+from palmette.runtime.config import EngineConfig, EngineOptions
+from palmette.runtime.constraints import ConstraintCompiler
+from palmette.runtime.kv.manager import KVManager
+from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.metrics import EngineCounters, EngineStats
+from palmette.runtime.sampling import SampledToken, Sampler, TokenCounts, needs_counts, resolve_seed
+from palmette.runtime.scheduler import PlannedWork, Scheduler
+from palmette.runtime.scoring import ScoreGroup, score_paths
+from palmette.runtime.sequence import GenerationSequence, ScoringSequence, Sequence, Status
+from palmette.runtime.tokenization.output import OutputBuffer
+from palmette.runtime.worker.worker import Outcome, Worker
+
+if TYPE_CHECKING:
+    from palmette.grammar import CompiledGrammar
+    from palmette.runtime.loading import LoadedModel
+    from palmette.runtime.tokenization import LoadedTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreEvent:
+    """News of one score request: the result, or why there is none."""
+
+    request_id: str
+    result: ScoreResult | None = None
+    error: PalmetteError | None = None
+
+
+Event = TokenEvent | ScoreEvent
+
+
+class Engine:
+    """Loads a model and serves requests step by step.
+
+    ::
+
+        engine = Engine("smollm2-135m")
+        engine.submit(Request(request_id="1", token_ids=tuple(engine.tokenizer.encode("Once"))))
+        while engine.has_work:
+            for event in engine.step():
+                print(event.text, end="")
+
+    Not thread-safe; `AsyncEngine` owns a thread for it. `model` is a known model's name, a GGUF
+    file or a Hugging Face folder; `options` are the fields of the sections in
+    `palmette.runtime.config`.
+    """
+
+    def __init__(self, model: str | Path, **options: Unpack[EngineOptions]) -> None:
+        from palmette.runtime.loading import load_model
+        from palmette.runtime.loading.registry import resolve_model
+        from palmette.runtime.tokenization import load_tokenizer
+
+        config = EngineConfig.of(options)
+        if config.model.num_threads is not None:
+            torch.set_num_threads(config.model.num_threads)
+        path = resolve_model(model)
+        tokenizer = load_tokenizer(path, chat_template=config.model.chat_template)
+        loaded = load_model(path, dtype=config.model.dtype, device=config.model.device)
+        self._assemble(str(model), loaded, tokenizer, config, time.monotonic)
+
+    @classmethod
+    def assemble(
+        cls,
+        name: str,
+        loaded: LoadedModel,
+        tokenizer: LoadedTokenizer,
+        config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Engine:
+        """An engine of parts that are loaded already."""
+        engine = cls.__new__(cls)
+        engine._assemble(name, loaded, tokenizer, config or EngineConfig(), clock)
+        return engine
+
+    def _assemble(
+        self,
+        name: str,
+        loaded: LoadedModel,
+        tokenizer: LoadedTokenizer,
+        config: EngineConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        model_config = loaded.config
+        self.model_name = name
+        self.config = config
+        self.dtype_name = str(loaded.dtype).removeprefix("torch.")
+        self.tokenizer = tokenizer
+        self.max_context = min(
+            model_config.max_context, config.model.max_context or model_config.max_context
+        )
+        self.stop_token_ids = tokenizer.stop_token_ids | model_config.stop_token_ids
+        self.default_sampling = SamplingParams(**model_config.generation_defaults)
+        page_size = config.cache.page_size
+        bytes_per_page = KVPool.bytes_per_page(model_config, page_size, loaded.dtype)
+        num_pages = config.cache.resolve(bytes_per_page, self.max_context)
+        pool = KVPool(
+            num_layers=model_config.num_layers,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=loaded.dtype,
+            device=config.model.device,
+        )
+        vocab_size = min(tokenizer.vocab_size, model_config.vocab_rows)
+        self._kv = KVManager(
+            RadixCache(num_pages=num_pages, page_size=page_size),
+            page_size,
+            prefix_cache=config.cache.prefix_cache,
+        )
+        self._kv_bytes = bytes_per_page * num_pages
+        self._scheduler = Scheduler(config.scheduler, self._kv, clock)
+        self._worker = Worker(
+            loaded.model,
+            pool,
+            Sampler(vocab_size=vocab_size, vocab_rows=model_config.vocab_rows),
+            page_size,
+        )
+        self._vocab_size = vocab_size
+        self._constraints: ConstraintCompiler | None = None
+        self._constraints_lock = threading.Lock()
+        self._clock = clock
+        self._live: dict[str, GenerationSequence | ScoreGroup] = {}
+        self._groups: dict[str, list[ScoringSequence]] = {}
+        self._counters = EngineCounters()
+        self._pending: list[Event] = []
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._pending)
+
+    @property
+    def constraints(self) -> ConstraintCompiler:
+        """Compiles constraints for this model's vocabulary; made when first needed.
+
+        Safe to use from any thread.
+        """
+        with self._constraints_lock:
+            if self._constraints is None:
+                self._constraints = ConstraintCompiler(
+                    self.tokenizer.all_token_bytes()[: self._vocab_size],
+                    {i for i in self.stop_token_ids if i < self._vocab_size},
+                    self._worker.sampler.vocab_rows,
+                )
+            return self._constraints
+
+    def stats(self) -> EngineStats:
+        """Counters and what is held now."""
+        return EngineStats(
+            **asdict(self._counters),
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            num_pages=self._kv.num_pages,
+            num_free_pages=self._kv.cache.pages.num_free,
+            num_available_pages=self._kv.num_available_pages,
+            page_size=self._kv.page_size,
+            kv_bytes=self._kv_bytes,
+        )
+
+    def validate(self, request: Request | ScoreRequest) -> None:
+        """Raises InvalidRequest if the request could not be served. Touches no state."""
+        longest = 0
+        prompt = request.token_ids
+        if isinstance(request, ScoreRequest):
+            longest = max(len(c) for c in request.continuations) - 1
+            used = max(prompt), *(max(c) for c in request.continuations)
+            low = min(min(prompt), *(min(c) for c in request.continuations))
+        else:
+            used = (max(prompt),)
+            low = min(prompt)
+            sampling = request.sampling
+            for name, ids in (
+                ("stop_token_ids", sampling.stop_token_ids),
+                ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+            ):
+                for token_id in ids:
+                    if token_id >= self._vocab_size:
+                        raise InvalidRequest(
+                            f"{name} names token {token_id}, the vocabulary has "
+                            f"{self._vocab_size} tokens",
+                            param=name,
+                        )
+        if low < 0 or max(used) >= self._vocab_size:
+            wrong = low if low < 0 else max(used)
+            raise InvalidRequest(
+                f"token id {wrong} is outside the vocabulary of {self._vocab_size} tokens",
+                param="prompt",
+            )
+        if len(prompt) + longest >= self.max_context:
+            raise PromptTooLong(len(prompt) + longest, self.max_context)
+        num_pages = self._kv.num_pages_for(len(prompt) + longest + 1)
+        if num_pages > self._kv.num_pages:
+            raise RequestTooLarge(num_pages, self._kv.num_pages, self._kv.page_size)
+
+    def submit(
+        self, request: Request | ScoreRequest, *, compiled: CompiledGrammar | None = None
+    ) -> None:
+        """Queue a request; its events come out of `step`.
+
+        `compiled` is the request's constraint, if it was compiled ahead. Raises InvalidRequest.
+        """
+        self.validate(request)
+        if request.request_id in self._live:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if isinstance(request, ScoreRequest):
+            self._submit_score(request)
+        else:
+            self._submit_generation(request, compiled)
+        self._counters.requests_started += 1
+
+    def _submit_generation(self, request: Request, compiled: CompiledGrammar | None) -> None:
+        sampling = request.sampling
+        if request.constraint is not None and compiled is None:
+            compiled = self.constraints.compile(request.constraint)
+        sequence = GenerationSequence(
+            request_id=request.request_id,
+            namespace=Namespace(salt=request.salt),
+            token_ids=list(request.token_ids),
+            num_prompt_tokens=len(request.token_ids),
+            first_logit_position=len(request.token_ids) - 1,
+            submitted_at=self._clock(),
+            max_length=min(self.max_context, self._kv.num_pages * self._kv.page_size),
+            request=request,
+            seed=resolve_seed(sampling.seed),
+            output=OutputBuffer(self.tokenizer.token_bytes, sampling.stop),
+            stop_token_ids=self._stop_ids(sampling),
+            suppressed_token_ids=tuple(self.stop_token_ids - set(sampling.stop_token_ids))
+            if sampling.ignore_eos
+            else (),
+        )
+        if needs_counts(sampling):
+            sequence.prompt_counts = TokenCounts(request.token_ids)
+            sequence.output_counts = TokenCounts()
+        if compiled is not None:
+            self._check_budget(sequence, compiled)
+            sequence.matcher = compiled.matcher()
+        self._live[request.request_id] = sequence
+        self._scheduler.add(sequence)
+
+    def _stop_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        own = frozenset(sampling.stop_token_ids)
+        return own if sampling.ignore_eos else own | self.stop_token_ids
+
+    @staticmethod
+    def _check_budget(sequence: GenerationSequence, compiled: CompiledGrammar) -> None:
+        """A constrained text is complete or not begun."""
+        shortest, room = compiled.shortest_length, sequence.num_tokens_left
+        if shortest > room:
+            raise InvalidRequest(
+                f"the shortest text that satisfies the constraint takes {shortest} tokens, "
+                f"there is room for {room} (max_tokens and context)",
+                param="max_tokens",
+            )
+
+    def _submit_score(self, request: ScoreRequest) -> None:
+        now = self._clock()
+        paths = score_paths(request.continuations)
+        group = ScoreGroup(
+            request,
+            now,
+            num_sequences=len(paths),
+            num_path_tokens=sum(len(path.targets) for path in paths) - 1,
+        )
+        sequences = []
+        num_prompt = len(request.token_ids)
+        for index, path in enumerate(paths):
+            targets = {num_prompt - 1 + depth: ids for depth, ids in path.targets.items()}
+            token_ids = [*request.token_ids, *path.tokens]
+            sequences.append(
+                ScoringSequence(
+                    request_id=f"{request.request_id}/{index}",
+                    namespace=Namespace(salt=request.salt),
+                    token_ids=token_ids,
+                    num_prompt_tokens=len(token_ids),
+                    first_logit_position=min(targets),
+                    submitted_at=now,
+                    max_length=len(token_ids),
+                    group=group,
+                    targets=targets,
+                )
+            )
+        self._live[request.request_id] = group
+        self._groups[request.request_id] = sequences
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now; its last event says so. False if there is no such request."""
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        self._counters.requests_aborted += 1
+        error = RequestAborted(f"request {request_id} was aborted")
+        if isinstance(live, ScoreGroup):
+            self._end_group(live, error)
+        else:
+            self._pending.append(self._end(live, FinishReason.ABORT))
+        return True
+
+    def fail_all(self, error: PalmetteError) -> None:
+        """End every request with `error`; what they had computed is forgotten."""
+        for live in list(self._live.values()):
+            if isinstance(live, ScoreGroup):
+                self._end_group(live, error)
+            else:
+                self._fail(live, error)
+
+    def take_events(self) -> list[Event]:
+        """What is new since the last step, without computing anything."""
+        events, self._pending = self._pending, []
+        return events
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix that no running request holds."""
+        self._kv.cache.flush()
+
+    def step(self) -> list[Event]:
+        """Compute one step of everything that runs, and say what is new.
+
+        If the computation itself fails, the requests of this step end with an error event, what
+        they had computed is forgotten, and the engine goes on with the others.
+        """
+        plan = self._scheduler.next_plan()
+        self._counters.preemptions += len(plan.preempted)
+        if plan.work:
+            self._run(plan.work)
+        elif self._scheduler.waiting and not self._scheduler.running and not plan.preempted:
+            # Nothing runs, and still the first in line cannot be admitted: it never can.
+            self._fail(
+                self._scheduler.waiting[0],
+                EngineError("the KV pool cannot hold the request, although nothing else runs"),
+            )
+        return self.take_events()
+
+    def _run(self, work: list[PlannedWork]) -> None:
+        for item in work:
+            self._note_admission(item.sequence)
+        try:
+            outcomes = self._worker.run(work, self._kv.take_copies())
+        except (RuntimeError, ValueError, MemoryError) as error:
+            for item in work:
+                failure = EngineError(f"the step failed: {error}")
+                failure.__cause__ = error
+                self._fail(item.sequence, failure)
+            return
+        now = self._clock()
+        self._counters.steps += 1
+        for item, outcome in zip(work, outcomes, strict=True):
+            sequence = item.sequence
+            if sequence.status is not Status.RUNNING:
+                continue  # its group failed in this very step
+            recomputed = sequence.tally.recomputed
+            sequence.note_computed(item.num_tokens)
+            self._counters.computed_tokens += item.num_tokens
+            self._counters.recomputed_tokens += sequence.tally.recomputed - recomputed
+            self._kv.publish(sequence)
+            if outcome.error is not None:
+                self._fail(sequence, outcome.error)
+            elif isinstance(sequence, ScoringSequence):
+                self._advance_scoring(sequence, outcome, now)
+            elif isinstance(sequence, GenerationSequence):
+                self._advance_generation(sequence, outcome, now)
+
+    def _note_admission(self, sequence: Sequence) -> None:
+        if sequence.admission_counted:
+            return
+        sequence.admission_counted = True
+        self._counters.prompt_tokens += sequence.num_prompt_tokens
+        self._counters.cached_tokens += sequence.tally.cached
+
+    def _advance_scoring(self, sequence: ScoringSequence, outcome: Outcome, now: float) -> None:
+        group = sequence.group
+        num_prompt = len(group.request.token_ids)
+        for position, logprobs in outcome.scores.items():
+            group.record(tuple(sequence.token_ids[num_prompt : position + 1]), logprobs)
+        if sequence.num_uncomputed_tokens:
+            return
+        self._scheduler.finish(sequence)
+        group.tallies.append(sequence.tally)
+        if group.admitted_at is None:
+            group.admitted_at = sequence.admitted_at
+        if group.is_complete:
+            request_id = group.request.request_id
+            del self._live[request_id], self._groups[request_id]
+            self._counters.requests_finished += 1
+            self._pending.append(ScoreEvent(request_id=request_id, result=group.result(now)))
+
+    def _advance_generation(
+        self, sequence: GenerationSequence, outcome: Outcome, now: float
+    ) -> None:
+        if outcome.sampled is None:
+            if sequence.num_uncomputed_tokens == 0:  # max_tokens=0: the prompt was all
+                self._finish(sequence, FinishReason.LENGTH)
+            return
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+        sequence.tally.decoded += 1
+        self._counters.decoded_tokens += 1
+        sampled = outcome.sampled
+        ended = self._take_token(sequence, sampled.token_id, sampled)
+        if ended is None:
+            ended = self._take_forced(sequence)
+        if ended is not None:
+            self._finish(sequence, *ended)
+            return
+        token_ids, text = sequence.output.take()
+        if token_ids:
+            self._pending.append(
+                TokenEvent(
+                    request_id=sequence.request_id,
+                    token_ids=tuple(token_ids),
+                    text=text,
+                    logprobs=sequence.take_logprobs(len(token_ids)),
+                )
+            )
+
+    def _take_token(
+        self, sequence: GenerationSequence, token_id: int, sampled: SampledToken | None
+    ) -> tuple[FinishReason, str | int | None] | None:
+        """Append a token; why the sequence ends with it, if it does."""
+        if token_id in sequence.stop_token_ids and sampled is not None:
+            return FinishReason.STOP, token_id
+        matcher = sequence.matcher
+        if matcher is not None and not matcher.accept(token_id):
+            raise AssertionError(f"token {token_id} was drawn against its mask")
+        sequence.token_ids.append(token_id)
+        if sequence.output_counts is not None:
+            sequence.output_counts.add(token_id)
+        if sampled is not None and sampled.logprob is not None:
+            sequence.logprobs.append(sampled.logprob)
+        stop = sequence.output.feed(token_id)
+        if stop is not None:
+            return FinishReason.STOP, stop
+        if matcher is not None and matcher.is_finished:
+            return FinishReason.STOP, None
+        if sequence.num_tokens_left <= 0:
+            return FinishReason.LENGTH, None
+        return None
+
+    def _take_forced(
+        self, sequence: GenerationSequence
+    ) -> tuple[FinishReason, str | int | None] | None:
+        """Jump forward over tokens that are the only legal ones.
+
+        With log-probabilities asked for, such tokens are decoded one by one instead, since theirs
+        are wanted too; the ids are the same either way.
+        """
+        matcher = sequence.matcher
+        if (
+            matcher is None
+            or not self.config.scheduler.jump_forward
+            or sequence.request.sampling.logprobs is not None
+        ):
+            return None
+        for token_id in matcher.forced_tokens(limit=sequence.num_tokens_left):
+            if token_id in sequence.request.sampling.stop_token_ids:
+                return None  # the request ends here; let it be drawn and end it
+            sequence.tally.forced += 1
+            self._counters.forced_tokens += 1
+            ended = self._take_token(sequence, token_id, None)
+            if ended is not None:
+                return ended
+        return None
+
+    def _finish(
+        self,
+        sequence: GenerationSequence,
+        reason: FinishReason,
+        stop_reason: str | int | None = None,
+    ) -> None:
+        self._counters.requests_finished += 1
+        self._pending.append(self._end(sequence, reason, stop_reason))
+
+    def _end(
+        self,
+        sequence: GenerationSequence,
+        reason: FinishReason,
+        stop_reason: str | int | None = None,
+        error: PalmetteError | None = None,
+    ) -> TokenEvent:
+        """The last event; the sequence leaves the engine."""
+        if isinstance(stop_reason, str):
+            token_ids, text = sequence.output.take()
+            cut_text = sequence.output.cut_text
+        else:
+            token_ids, text = sequence.output.finish()
+            cut_text = ""
+        logprobs = sequence.take_logprobs(len(token_ids))
+        if cut_text:
+            kept = self.tokenizer.encode(cut_text)
+            token_ids += kept
+            text += cut_text
+            if sequence.request.sampling.logprobs is not None:
+                logprobs += tuple(TokenLogprob(token_id, math.nan) for token_id in kept)
+        # Keys and values beyond a stop string belong to no text that anyone will continue.
+        kept_tokens = sequence.num_prompt_tokens + sequence.output.num_released_tokens
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, kept_tokens)
+        self._scheduler.finish(sequence, keep=error is None)
+        del self._live[sequence.request_id]
+        return TokenEvent(
+            request_id=sequence.request_id,
+            token_ids=tuple(token_ids),
+            text=text,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            usage=self._usage(sequence),
+            error=error,
+        )
+
+    def _usage(self, sequence: GenerationSequence) -> Usage:
+        now, tally = self._clock(), sequence.tally
+        start = sequence.submitted_at
+        return Usage(
+            prompt_tokens=sequence.num_prompt_tokens,
+            cached_tokens=tally.cached,
+            prefilled_tokens=tally.prefilled,
+            completion_tokens=tally.decoded + tally.forced,
+            decoded_tokens=tally.decoded,
+            forced_tokens=tally.forced,
+            recomputed_tokens=tally.recomputed,
+            num_preemptions=tally.num_preemptions,
+            queued_seconds=(sequence.admitted_at or now) - start,
+            first_token_seconds=(sequence.first_token_at or now) - start,
+            total_seconds=now - start,
+        )
+
+    def _fail(self, sequence: Sequence, error: PalmetteError) -> None:
+        """End the request this sequence belongs to with an error."""
+        if isinstance(sequence, ScoringSequence):
+            self._end_group(sequence.group, error)
+        elif isinstance(sequence, GenerationSequence):
+            self._counters.requests_failed += 1
+            self._pending.append(self._end(sequence, FinishReason.ERROR, error=error))
+
+    def _end_group(self, group: ScoreGroup, error: PalmetteError) -> None:
+        request_id = group.request.request_id
+        if self._live.pop(request_id, None) is None:
+            return
+        if not isinstance(error, RequestAborted):
+            self._counters.requests_failed += 1
+        for sequence in self._groups.pop(request_id):
+            if sequence.status is not Status.FINISHED:
+                self._scheduler.finish(sequence, keep=False)
+        self._pending.append(ScoreEvent(request_id=request_id, error=error))

@@ -1,0 +1,1 @@
+"""Keys and values in pages: `manager` decides which, `pool` holds them."""

@@ -1,0 +1,206 @@
+"""Which pages a sequence's keys and values lie in: admission, growth, publication, release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from palmette.radix_cache import RadixCache
+from palmette.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Before anything is written in a step, the whole of `source` is copied to `destination`."""
+
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The best beginning of a sequence that has keys and values already.
+
+    `num_tokens` tokens, of which whole pages come from the tree as they are; the rest, if any, is
+    the beginning of page `partial_page`, to be copied.
+    """
+
+    num_tokens: int
+    partial_page: int | None
+
+
+class KVManager:
+    """Gives pages to sequences and takes them back.
+
+    Every page is in exactly one place: free, owned by one sequence, or in the tree. With
+    `prefix_cache=False` nothing is shared and nothing is kept.
+    """
+
+    def __init__(self, cache: RadixCache, page_size: int, *, prefix_cache: bool = True) -> None:
+        self.cache = cache
+        self.page_size = page_size
+        self.prefix_cache = prefix_cache
+        self._copies: list[PageCopy] = []
+
+    @property
+    def num_pages(self) -> int:
+        return self.cache.pages.num_pages
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that are free or could be evicted."""
+        return self.cache.num_available
+
+    def num_pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def find_leader(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        """The running sequence that is about to compute the most tokens of `sequence` beyond those
+        that are there already, if any; `sequence.leader_tokens` is set to where it will then be.
+
+        Waiting for it costs nothing: the tokens would have to be computed all the same.
+        """
+        if not self.prefix_cache:
+            return None
+        limit = sequence.first_logit_position
+        best, best_tokens = None, self._cached_tokens(sequence)
+        for other in running:
+            shared = _shared_length(sequence, other, limit, best_tokens)
+            if shared <= best_tokens:
+                continue
+            # What it has computed, whole pages or not, can be had now (see `_partial_donor`).
+            if other.num_computed_tokens >= shared:
+                best, best_tokens = None, shared
+            else:
+                best, best_tokens = other, shared
+        sequence.leader_tokens = best_tokens if best is not None else 0
+        return best
+
+    def admit(
+        self, sequence: Sequence, num_tokens: int, running: Iterable[Sequence], now: float
+    ) -> bool:
+        """Hold the cached prefix and room for `num_tokens` of the rest, or nothing at all.
+
+        The whole rest must fit at this moment, so that a prompt is not begun that could not be
+        finished.
+        """
+        token_ids = sequence.token_ids
+        if not self.prefix_cache:
+            pages = self._room(0, num_tokens, len(token_ids))
+            if pages is None:
+                return False
+            sequence.page_ids = pages
+            sequence.note_admitted(0, now)
+            return True
+        limit = sequence.first_logit_position
+        match = self.cache.match(token_ids[:limit], sequence.namespace)
+        lease = self.cache.lease(match)
+        whole_pages = list(match.page_ids)
+        prefix = Prefix(match.num_tokens, match.tail.page_id if match.tail else None)
+        prefix = self._partial_donor(sequence, prefix, len(whole_pages), running)
+        # The copy runs before anything else is written, so its source need not be held; were it
+        # held, a pool with no page to spare could never admit.
+        lease.drop_tail()
+        planned = min(prefix.num_tokens + num_tokens, len(token_ids))
+        pages = self._room(len(whole_pages), planned, len(token_ids))
+        if pages is None:
+            lease.release()
+            return False
+        if prefix.partial_page is not None:
+            self._copies.append(PageCopy(prefix.partial_page, pages[0]))
+        sequence.lease = lease
+        sequence.page_ids = whole_pages + pages
+        sequence.note_admitted(prefix.num_tokens, now)
+        return True
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Room for `num_tokens` more computed tokens; False changes nothing."""
+        needed = self.num_pages_for(sequence.num_computed_tokens + num_tokens)
+        missing = needed - len(sequence.page_ids)
+        if missing > 0:
+            pages = self.cache.allocate(missing)
+            if pages is None:
+                return False
+            sequence.page_ids += pages
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """Share the whole pages that have been computed.
+
+        Where another sequence was first with the same tokens, its page takes the place of ours.
+        """
+        lease = sequence.lease
+        if lease is None:
+            return
+        whole = sequence.num_computed_tokens - sequence.num_computed_tokens % self.page_size
+        if whole <= lease.num_tokens:
+            return
+        num_pages = whole // self.page_size
+        publication = lease.publish(sequence.token_ids[:whole], sequence.page_ids[:num_pages])
+        sequence.page_ids[:num_pages] = publication.page_ids
+
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Take the pages back. What was computed stays in the tree, unless `keep` is False."""
+        lease, page_ids = sequence.lease, sequence.page_ids
+        sequence.lease, sequence.page_ids = None, []
+        if lease is None:
+            self.cache.pages.free(page_ids)
+            return
+        held = lease.num_tokens // self.page_size
+        computed = sequence.num_computed_tokens
+        used = self.num_pages_for(computed) if keep else held
+        if used > held:
+            lease.publish(sequence.token_ids[:computed], page_ids[:used], tail=True)
+        self.cache.pages.free(page_ids[max(used, held) :])
+        lease.release()
+
+    def take_copies(self) -> list[PageCopy]:
+        """The copies to run before the step's first write."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def _room(self, num_held: int, num_tokens: int, num_tokens_in_all: int) -> list[int] | None:
+        """Pages for tokens up to `num_tokens`, if pages up to `num_tokens_in_all` could be had."""
+        in_all = self.num_pages_for(num_tokens_in_all) - num_held
+        if in_all > self.cache.num_available:
+            return None
+        return self.cache.allocate(self.num_pages_for(num_tokens) - num_held)
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        limit = sequence.first_logit_position
+        return self.cache.match(sequence.token_ids[:limit], sequence.namespace).num_tokens
+
+    def _partial_donor(
+        self, sequence: Sequence, prefix: Prefix, num_whole: int, running: Iterable[Sequence]
+    ) -> Prefix:
+        """The same or a longer prefix, whose last page is copied from a running sequence's own.
+
+        A running sequence publishes whole pages only; what it has computed of its last one can
+        be copied all the same.
+        """
+        limit = sequence.first_logit_position
+        for other in running:
+            shared = _shared_length(sequence, other, limit, prefix.num_tokens)
+            shared = min(shared, other.num_computed_tokens)
+            if shared > prefix.num_tokens and shared // self.page_size == num_whole:
+                prefix = Prefix(shared, other.page_ids[num_whole])
+        return prefix
+
+
+def _shared_length(sequence: Sequence, other: Sequence, limit: int, at_least: int) -> int:
+    """Leading tokens, up to `limit`, that both have in common; 0 if no more than `at_least`."""
+    limit = min(limit, len(other.token_ids))
+    if at_least >= limit or sequence is other or sequence.namespace != other.namespace:
+        return 0
+    mine, theirs = sequence.token_ids, other.token_ids
+    # Most pairs differ here already, which costs one comparison.
+    if mine[at_least] != theirs[at_least] or mine[:at_least] != theirs[:at_least]:
+        return 0
+    low, high = at_least + 1, limit  # mine[:low] is shared; find the greatest such low
+    while low < high:
+        middle = (low + high + 1) // 2
+        if mine[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,156 @@
+"""Which sequences compute how many of their tokens in the next step."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from palmette.runtime.config import SchedulerSection
+from palmette.runtime.sequence import Sequence, Status
+
+
+class Pages(Protocol):
+    """What the scheduler needs from the KV cache."""
+
+    def find_leader(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+        """Who is about to compute more of `sequence` than is there already."""
+        ...
+
+    def admit(
+        self, sequence: Sequence, num_tokens: int, running: Iterable[Sequence], now: float
+    ) -> bool:
+        """Hold the cached prefix and room for `num_tokens` of the rest, or nothing at all."""
+        ...
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool: ...
+
+    def release(self, sequence: Sequence, *, keep: bool = True) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWork:
+    """`sequence` computes its next `num_tokens` tokens."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def start(self) -> int:
+        return self.sequence.num_computed_tokens
+
+    @property
+    def end(self) -> int:
+        return self.sequence.num_computed_tokens + self.num_tokens
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step's work, and what room is left in it."""
+
+    token_budget: int
+    work: list[PlannedWork] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+    def add(self, sequence: Sequence) -> None:
+        num_tokens = min(sequence.num_uncomputed_tokens, self.token_budget)
+        self.work.append(PlannedWork(sequence, num_tokens))
+        self.token_budget -= num_tokens
+
+
+class Scheduler:
+    """First come, first served, in chunks, with preemption when pages run short.
+
+    A waiting sequence whose prompt begins like one that is being prefilled right now waits for
+    that one instead of computing the shared tokens a second time; others may pass it meanwhile.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerSection,
+        pages: Pages,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._pages = pages
+        self._clock = clock
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def next_plan(self) -> Plan:
+        """Running sequences, least left to compute first, so that no long prompt holds up a
+        decoding one; then waiting ones in order, unless pages ran short.
+        """
+        plan = Plan(self.config.max_batch_tokens)
+        unplanned = deque(sorted(self.running, key=lambda s: s.num_uncomputed_tokens))
+        while unplanned and plan.token_budget:
+            sequence = unplanned.popleft()
+            if self._make_room(sequence, plan, unplanned):
+                plan.add(sequence)
+        if not plan.preempted:
+            self._admit_waiting(plan)
+        return plan
+
+    def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """The sequence leaves; its pages go back, what it computed stays cached if `keep`."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._pages.release(sequence, keep=keep)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.move_to(Status.FINISHED)
+
+    def _make_room(self, sequence: Sequence, plan: Plan, unplanned: deque[Sequence]) -> bool:
+        """Pages for the sequence's next tokens, at the cost of those with most left to compute."""
+        num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
+        while not self._pages.grow(sequence, num_tokens):
+            victim = unplanned.pop() if unplanned else sequence
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+        self._pages.release(sequence)
+        self.running.remove(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.tally.num_preemptions += 1
+        sequence.move_to(Status.WAITING)
+        self.waiting.appendleft(sequence)
+        plan.preempted.append(sequence)
+
+    def _admit_waiting(self, plan: Plan) -> None:
+        deferred: list[Sequence] = []
+        while self.waiting and plan.token_budget and len(self.running) < self.config.max_running:
+            sequence = self.waiting.popleft()
+            if self._waits_for_leader(sequence):
+                deferred.append(sequence)
+                continue
+            num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
+            if not self._pages.admit(sequence, num_tokens, self.running, self._clock()):
+                self.waiting.appendleft(sequence)
+                break
+            sequence.move_to(Status.RUNNING)
+            self.running.append(sequence)
+            plan.add(sequence)
+        self.waiting.extendleft(reversed(deferred))
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        leader = sequence.leader
+        if (
+            leader is not None
+            and leader.status is Status.RUNNING
+            and leader.num_computed_tokens < sequence.leader_tokens
+        ):
+            return True
+        sequence.leader = self._pages.find_leader(sequence, self.running)
+        return sequence.leader is not None

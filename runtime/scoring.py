@@ -1,0 +1,88 @@
+"""Scoring: the log-probabilities of given continuations, shared beginnings computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from palmette.protocol import ScoreRequest, ScoreResult, Usage
+from palmette.runtime.sequence import Status, TokenTally
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePath:
+    """One sequence to compute: `tokens` after the prompt, and which next tokens are asked where.
+
+    `targets[j]` are the ids whose log-probability is wanted after `j` tokens of the path.
+    """
+
+    tokens: tuple[int, ...]
+    targets: dict[int, list[int]]
+
+
+def score_paths(continuations: tuple[tuple[int, ...], ...]) -> list[ScorePath]:
+    """The fewest sequences that visit every inner node of the continuations' prefix tree, each node
+    asked once. A continuation's last token is never computed: only its probability is wanted.
+    """
+    wanted: dict[tuple[int, ...], set[int]] = {}
+    for continuation in continuations:
+        for depth, token_id in enumerate(continuation):
+            wanted.setdefault(continuation[:depth], set()).add(token_id)
+    # In sorted order every prefix stands before what it begins, so the longest come last.
+    inner = sorted(wanted)
+    longest = [
+        node
+        for node, after in zip(inner, [*inner[1:], ()], strict=True)
+        if after[: len(node)] != node or len(after) <= len(node)
+    ]
+    paths = []
+    for node in longest:
+        targets = {}
+        for depth in range(len(node) + 1):
+            asked = wanted.pop(node[:depth], None)
+            if asked is not None:
+                targets[depth] = sorted(asked)
+        paths.append(ScorePath(node, targets))
+    return paths
+
+
+@dataclass(slots=True, eq=False)
+class ScoreGroup:
+    """A score request on its way: the sequences it was split into, and what they found."""
+
+    request: ScoreRequest
+    submitted_at: float
+    num_sequences: int = 0
+    num_path_tokens: int = 0
+    admitted_at: float | None = None
+    tallies: list[TokenTally] = field(default_factory=list)
+    status: Status = Status.WAITING
+    found: dict[tuple[int, ...], dict[int, float]] = field(default_factory=dict)
+
+    def record(self, node: tuple[int, ...], logprobs: Mapping[int, float]) -> None:
+        """The log-probabilities of the tokens that may come after `node`."""
+        self.found.setdefault(node, {}).update(logprobs)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.tallies) == self.num_sequences
+
+    def result(self, now: float) -> ScoreResult:
+        logprobs = tuple(
+            tuple(self.found[c[:depth]][token_id] for depth, token_id in enumerate(c))
+            for c in self.request.continuations
+        )
+        num_tokens = len(self.request.token_ids) + self.num_path_tokens
+        prefilled = sum(tally.prefilled for tally in self.tallies)
+        admitted = self.submitted_at if self.admitted_at is None else self.admitted_at
+        usage = Usage(
+            prompt_tokens=num_tokens,
+            cached_tokens=num_tokens - prefilled,
+            prefilled_tokens=prefilled,
+            recomputed_tokens=sum(tally.recomputed for tally in self.tallies),
+            num_preemptions=sum(tally.num_preemptions for tally in self.tallies),
+            queued_seconds=admitted - self.submitted_at,
+            first_token_seconds=now - self.submitted_at,
+            total_seconds=now - self.submitted_at,
+        )
+        return ScoreResult(request_id=self.request.request_id, logprobs=logprobs, usage=usage)

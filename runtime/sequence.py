@@ -1,0 +1,176 @@
+"""A sequence: token ids, of which the first `num_computed_tokens` have keys and values in pages."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from palmette.protocol import TokenLogprob
+from palmette.radix_cache import Lease, Namespace
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from palmette.grammar import Matcher
+    from palmette.protocol import Request
+    from palmette.runtime.sampling import TokenCounts
+    from palmette.runtime.scoring import ScoreGroup
+    from palmette.runtime.tokenization.output import OutputBuffer
+
+
+class Status(Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"  # queued, holds no pages
+    RUNNING = "running"  # holds pages, has tokens to compute
+    FINISHED = "finished"  # pages given back
+
+
+_NEXT = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.WAITING, Status.FINISHED},
+    Status.FINISHED: set[Status](),
+}
+
+
+@dataclass(slots=True)
+class TokenTally:
+    """How many tokens were computed, reused and produced for one sequence.
+
+    `high_water` is the most that was ever computed or reused: what lies below it and is computed
+    after a preemption is recomputed work, not prefill.
+    """
+
+    cached: int = 0
+    prefilled: int = 0
+    recomputed: int = 0
+    decoded: int = 0
+    forced: int = 0
+    num_preemptions: int = 0
+    high_water: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Token ids on their way through the engine.
+
+    ::
+
+        [0, lease.num_tokens)                  from the tree, held by our lease
+        [lease.num_tokens, whole pages)        ours: published to the tree as they fill
+        [whole pages, len(token_ids))          ours, the last partial page
+
+    `num_prompt_tokens` is where the request's own tokens end. `first_logit_position` is the first
+    position whose logits are needed, so at most that many leading tokens may come from the cache.
+    """
+
+    request_id: str
+    namespace: Namespace
+    token_ids: list[int]
+    num_prompt_tokens: int
+    first_logit_position: int
+    submitted_at: float
+    max_length: int  # of token_ids, whatever is asked: the context, or the whole pool
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    page_ids: list[int] = field(default_factory=list)
+    lease: Lease | None = None
+    tally: TokenTally = field(default_factory=TokenTally)
+    admitted_at: float | None = None
+    admission_counted: bool = False
+    # Deferred: `leader` is computing tokens that this one shares, up to `leader_tokens`.
+    leader: Sequence | None = None
+    leader_tokens: int = 0
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    def move_to(self, status: Status) -> None:
+        if status not in _NEXT[self.status]:
+            raise RuntimeError(f"sequence {self.request_id}: {self.status} -> {status}")
+        self.status = status
+
+    def logit_positions(self, start: int, end: int) -> list[int]:
+        """Positions in [start, end) whose logits are wanted."""
+        return [end - 1] if end == len(self.token_ids) else []
+
+    def note_admitted(self, num_cached_tokens: int, now: float) -> None:
+        """The sequence starts over from what the cache holds. Only the first time counts as a
+        cache hit, so that work done again after a preemption raises no hit rate.
+        """
+        if self.admitted_at is None:
+            self.admitted_at = now
+            self.tally.cached = num_cached_tokens
+            self.tally.high_water = num_cached_tokens
+        self.num_computed_tokens = num_cached_tokens
+
+    def note_computed(self, num_tokens: int) -> None:
+        """`num_tokens` more have keys and values."""
+        start, end = self.num_computed_tokens, self.num_computed_tokens + num_tokens
+        tally = self.tally
+        tally.recomputed += max(0, min(end, tally.high_water) - start)
+        fresh_prompt = min(end, self.num_prompt_tokens) - max(start, tally.high_water)
+        tally.prefilled += max(0, fresh_prompt)
+        tally.high_water = max(tally.high_water, end)
+        self.num_computed_tokens = end
+
+
+@dataclass(slots=True, eq=False)
+class GenerationSequence(Sequence):
+    """A sequence that grows by sampling."""
+
+    request: Request = field(kw_only=True)
+    seed: int = field(kw_only=True)
+    output: OutputBuffer = field(kw_only=True)
+    stop_token_ids: frozenset[int] = field(kw_only=True)
+    suppressed_token_ids: tuple[int, ...] = ()
+    matcher: Matcher | None = None
+    first_token_at: float | None = None
+    prompt_counts: TokenCounts | None = None  # what penalties count; None where there are none
+    output_counts: TokenCounts | None = None
+    logprobs: deque[TokenLogprob] = field(default_factory=deque)  # of tokens not yet released
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """How many more tokens may be produced."""
+        asked = self.request.sampling.max_tokens - self.num_output_tokens
+        return min(asked, self.max_length - len(self.token_ids))
+
+    def take_logprobs(self, num_tokens: int) -> tuple[TokenLogprob, ...]:
+        """Those of the next `num_tokens` tokens; empty if none are asked for."""
+        if self.request.sampling.logprobs is None:
+            return ()
+        return tuple(self.logprobs.popleft() for _ in range(num_tokens))
+
+    def fill_mask(self, mask: np.ndarray) -> None:
+        """Which tokens may come next under the constraint. The request's own stop tokens may come
+        where the text is complete; where the constraint allows one as text, it may come as well,
+        and ends the text there.
+        """
+        assert self.matcher is not None
+        self.matcher.fill_mask(mask, budget=self.num_tokens_left)
+        if self.request.sampling.stop_token_ids and self.matcher.is_complete:
+            mask[list(self.request.sampling.stop_token_ids)] = True
+
+    def logit_positions(self, start: int, end: int) -> list[int]:
+        if self.request.sampling.max_tokens == 0:
+            return []
+        return Sequence.logit_positions(self, start, end)
+
+
+@dataclass(slots=True, eq=False)
+class ScoringSequence(Sequence):
+    """A sequence whose tokens are given; wanted are log-probabilities of possible next tokens."""
+
+    group: ScoreGroup = field(kw_only=True)
+    targets: dict[int, list[int]] = field(kw_only=True)  # position -> ids that may come after it
+
+    def logit_positions(self, start: int, end: int) -> list[int]:
+        return [position for position in range(start, end) if position in self.targets]

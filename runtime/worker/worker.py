@@ -1,0 +1,164 @@
+"""Runs one step's plan: copies pages, computes logits, draws tokens, reads off scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from palmette.errors import PalmetteError
+from palmette.runtime.forward_batch import ForwardBatch
+from palmette.runtime.kv.manager import PageCopy
+from palmette.runtime.sampling import SampledToken, Sampler, SamplingRow
+from palmette.runtime.scheduler import PlannedWork
+from palmette.runtime.sequence import GenerationSequence, ScoringSequence
+
+if TYPE_CHECKING:
+    from palmette.runtime.kv.pool import KVPool
+    from palmette.runtime.models.llama import LlamaModel
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step brought for one sequence: a token, scores by position, an error, or nothing."""
+
+    sampled: SampledToken | None = None
+    scores: dict[int, dict[int, float]] = field(default_factory=dict)
+    error: PalmetteError | None = None
+
+
+class Worker:
+    """Owns the model and the page pool."""
+
+    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, page_size: int) -> None:
+        self.model = model
+        self.kv = kv
+        self.sampler = sampler
+        self._page_size = page_size
+
+    @torch.inference_mode()
+    def run(self, work: SequenceOf[PlannedWork], copies: SequenceOf[PageCopy]) -> list[Outcome]:
+        """One outcome for each of `work`, in its order."""
+        if copies:
+            self.kv.copy_pages([c.source for c in copies], [c.destination for c in copies])
+        outcomes = [Outcome() for _ in work]
+        rows: list[int] = []  # row of the batch, for each logits row wanted
+        drawing: list[tuple[int, int]] = []  # (index in work, index in rows)
+        scoring: list[tuple[int, int, int]] = []  # (index in work, index in rows, position)
+        first_row = 0
+        for index, item in enumerate(work):
+            for position in item.sequence.logit_positions(item.start, item.end):
+                if isinstance(item.sequence, ScoringSequence):
+                    scoring.append((index, len(rows), position))
+                else:
+                    drawing.append((index, len(rows)))
+                rows.append(first_row + position - item.start)
+            first_row += item.num_tokens
+        logits = self.model.forward(self._batch(work, rows), self.kv)  # [R, vocab_rows]
+        self._draw(work, drawing, logits, outcomes)
+        self._score(work, scoring, logits, outcomes)
+        return outcomes
+
+    def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
+        token_ids: list[int] = []
+        positions: list[np.ndarray] = []
+        slots: list[np.ndarray] = []
+        query_starts = [0]
+        for item in work:
+            start, end = item.start, item.end
+            token_ids += item.sequence.token_ids[start:end]
+            where = np.arange(start, end, dtype=np.int64)
+            first_page = start // self._page_size
+            last_page = (end - 1) // self._page_size
+            pages = np.asarray(item.sequence.page_ids[first_page : last_page + 1], dtype=np.int64)
+            positions.append(where)
+            slots.append(
+                pages[where // self._page_size - first_page] * self._page_size
+                + where % self._page_size
+            )
+            query_starts.append(query_starts[-1] + item.num_tokens)
+        device = self.kv.device
+        return ForwardBatch(
+            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
+            positions=torch.from_numpy(np.concatenate(positions)).to(device),
+            slots=torch.from_numpy(np.concatenate(slots)).to(device),
+            query_starts=query_starts,
+            context_lengths=[item.end for item in work],
+            page_tables=[item.sequence.page_ids for item in work],
+            logit_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+        )
+
+    def _draw(
+        self,
+        work: SequenceOf[PlannedWork],
+        drawing: list[tuple[int, int]],
+        logits: torch.Tensor,
+        outcomes: list[Outcome],
+    ) -> None:
+        """A token for each sequence whose last token was computed."""
+        indices: list[int] = []
+        logit_rows: list[int] = []
+        sampling_rows: list[SamplingRow] = []
+        for index, logit_row in drawing:
+            sequence = work[index].sequence
+            assert isinstance(sequence, GenerationSequence)
+            try:
+                sampling_rows.append(self._sampling_row(sequence))
+            except PalmetteError as error:
+                outcomes[index].error = error
+                continue
+            indices.append(index)
+            logit_rows.append(logit_row)
+        if not indices:
+            return
+        if len(logit_rows) != len(logits):
+            logits = logits[torch.tensor(logit_rows, device=logits.device)]
+        sampled = self.sampler.sample(logits, sampling_rows)
+        for index, token in zip(indices, sampled, strict=True):
+            if isinstance(token, SampledToken):
+                outcomes[index].sampled = token
+            else:
+                outcomes[index].error = token
+
+    def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:
+        mask = None
+        if sequence.matcher is not None:
+            mask = np.zeros(self.sampler.vocab_rows, dtype=np.bool_)
+            sequence.fill_mask(mask)
+        suppressed = sequence.suppressed_token_ids
+        if sequence.num_output_tokens < sequence.request.sampling.min_tokens:
+            suppressed = tuple(sequence.stop_token_ids.union(suppressed))
+        return SamplingRow(
+            params=sequence.request.sampling,
+            seed=sequence.seed,
+            path=sequence.request.path,
+            position=len(sequence.token_ids),
+            prompt_counts=sequence.prompt_counts,
+            output_counts=sequence.output_counts,
+            mask=mask,
+            suppressed=suppressed,
+        )
+
+    def _score(
+        self,
+        work: SequenceOf[PlannedWork],
+        scoring: list[tuple[int, int, int]],
+        logits: torch.Tensor,
+        outcomes: list[Outcome],
+    ) -> None:
+        """Log-probabilities of the asked tokens at each asked position."""
+        if not scoring:
+            return
+        targets = []
+        for index, _, position in scoring:
+            sequence = work[index].sequence
+            assert isinstance(sequence, ScoringSequence)
+            targets.append(sequence.targets[position])
+        if len(scoring) != len(logits):
+            logits = logits[torch.tensor([row for _, row, _ in scoring], device=logits.device)]
+        found = self.sampler.logprobs_of(logits, targets)
+        for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
+            outcomes[index].scores[position] = dict(zip(ids, values, strict=True))
