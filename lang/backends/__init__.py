@@ -1,0 +1,1 @@
+"""Backends of the language that need neither a model nor a network."""
