@@ -1,0 +1,72 @@
+"""What the sampler is told about a row of logits, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from palmette.protocol import SamplingParams, TokenLogprob
+from palmette.runtime.sampling.counts import TokenCounts
+
+# Below it two different float32 logits of at least 0.1 in size are so far apart, once divided,
+# that the smaller has no weight left: the distribution is greedy but for exact ties.
+GREEDY_BELOW = 1e-10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SamplingRow:
+    """How to draw one token from one row of logits.
+
+    `position` is the absolute index, in its sequence, of the token to be drawn; it keys the random
+    number together with `seed` (in [0, 2**64)) and `path`. The counts are read only where
+    `needs_counts(params)`; the sampler never changes them. `mask` is True where a token is
+    allowed, over all rows of the output layer. Tokens in `suppressed` are not drawn either.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    path: tuple[int, ...] = ()
+    prompt_counts: TokenCounts | None = None
+    output_counts: TokenCounts | None = None
+    mask: npt.NDArray[np.bool_] | None = None
+    suppressed: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be at least 0 and below 2**64, got {self.seed}")
+
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is taken."""
+        return self.params.temperature < GREEDY_BELOW
+
+    @property
+    def is_plain(self) -> bool:
+        """The logits are taken as they are."""
+        params = self.params
+        return (
+            self.mask is None
+            and not self.suppressed
+            and not params.logit_bias
+            and not needs_counts(params)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A drawn token; its log-probability if the row's `params.logprobs` asks for it."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+def needs_counts(params: SamplingParams) -> bool:
+    """A penalty is on, so that the tokens so far must be counted."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+    )
