@@ -1,0 +1,30 @@
+"""What a model asks of attention: plan once per batch, then attend once per layer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from palmette.runtime.forward_batch import ForwardBatch
+from palmette.runtime.kv.pool import KVPool
+
+
+class AttentionPlan(Protocol):
+    """Everything about a batch that is the same in every layer."""
+
+    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Attention of `queries` [T, num_heads, head_dim] in layer `layer`, of the same shape.
+
+        The keys and values of the batch's own rows are in the pool already. Query head h reads
+        key-value head h // (num_heads / num_kv_heads); scores are divided by sqrt(head_dim).
+        """
+        ...
+
+
+class AttentionBackend(Protocol):
+    """A way to compute attention."""
+
+    def plan(self, batch: ForwardBatch, kv: KVPool, num_heads: int) -> AttentionPlan:
+        """A plan for one forward pass of `batch` over `kv`; valid for that pass only."""
+        ...

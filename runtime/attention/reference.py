@@ -1,0 +1,42 @@
+"""Attention written as its definition, one sequence at a time: what every backend must equal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from palmette.runtime.forward_batch import ForwardBatch
+from palmette.runtime.kv.pool import KVPool
+
+
+class ReferenceAttention:
+    """Softmax of scaled scores times values, in float32, with nothing shared between sequences."""
+
+    def plan(self, batch: ForwardBatch, kv: KVPool, num_heads: int) -> _ReferencePlan:
+        return _ReferencePlan(batch, kv)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferencePlan:
+    batch: ForwardBatch
+    kv: KVPool
+
+    def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        batch, kv = self.batch, self.kv
+        group = queries.shape[1] // kv.num_kv_heads
+        output = torch.empty_like(queries)
+        for s, length in enumerate(batch.context_lengths):
+            rows = slice(batch.query_starts[s], batch.query_starts[s + 1])
+            num_pages = -(-length // kv.page_size)
+            page_ids = torch.tensor(batch.page_tables[s][:num_pages], device=kv.device)
+            tokens = kv.layer(layer)[page_ids].flatten(0, 1)[:length].float()
+            keys = tokens[:, 0].repeat_interleave(group, dim=1)  # [length, num_heads, head_dim]
+            values = tokens[:, 1].repeat_interleave(group, dim=1)
+            scores = torch.einsum("qhd,khd->hqk", queries[rows].float(), keys)
+            scores /= math.sqrt(kv.head_dim)
+            is_seen = torch.arange(length, device=kv.device)[None, :] <= batch.positions[rows, None]
+            weights = scores.masked_fill(~is_seen, -math.inf).softmax(dim=-1)
+            output[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(queries.dtype)
+        return output

@@ -1,0 +1,119 @@
+"""Loads a model: picks the reader for the files and the number type for the processor."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from palmette.errors import InvalidRequest, ModelFileError
+from palmette.runtime.layers.linear import Linear
+from palmette.runtime.loading.gguf_model import GGUFModel
+from palmette.runtime.loading.hf_folder import HFFolder
+from palmette.runtime.loading.source import WeightSource, check_tensors
+from palmette.runtime.models.config import ModelConfig
+from palmette.runtime.models.llama import LlamaModel, tensor_shapes
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# Rows of a small decoding batch, on which "auto" compares the types.
+_TRIAL_ROWS = 8
+_TRIAL_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model in memory, and how it came there."""
+
+    model: LlamaModel
+    config: ModelConfig
+    dtype: torch.dtype
+    dtype_reason: str
+    path: Path
+    num_weight_bytes: int
+
+
+def load_model(
+    path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu"
+) -> LoadedModel:
+    """The model of a .gguf file or of a Hugging Face folder.
+
+    `dtype` is "float32", "bfloat16" or "auto": bfloat16 where the processor multiplies it
+    natively and, tried on this model's largest layer, faster. Raises ModelFileError if any tensor
+    is missing, misshapen, unknown or cut off, before anything is computed with it, and
+    InvalidRequest for an unknown `dtype`.
+    """
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise InvalidRequest(
+            f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}", param="dtype"
+        )
+    path = Path(path)
+    source = _open(path)
+    shapes = tensor_shapes(source.config)
+    check_tensors(source, shapes)
+    if dtype == "auto":
+        chosen, reason = _fastest(source.config, torch.device(device))
+    else:
+        chosen, reason = _DTYPES[dtype], "asked for"
+    model = LlamaModel(source.config, source.read, dtype=chosen, device=device)
+    return LoadedModel(
+        model=model,
+        config=source.config,
+        dtype=chosen,
+        dtype_reason=reason,
+        path=path,
+        num_weight_bytes=model.num_weight_bytes,
+    )
+
+
+def _open(path: Path) -> WeightSource:
+    if path.is_dir():
+        return HFFolder(path)
+    if not path.is_file():
+        raise ModelFileError(path, "there is no such file or folder")
+    if path.suffix.lower() != ".gguf":
+        raise ModelFileError(
+            path, "is neither a .gguf file nor a folder with config.json and safetensors"
+        )
+    return GGUFModel(path)
+
+
+def _fastest(config: ModelConfig, device: torch.device) -> tuple[torch.dtype, str]:
+    """The faster of bfloat16 and float32 for this model's shape here, and why."""
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "the GPU multiplies bfloat16 natively"
+        return torch.float32, "the GPU does not multiply bfloat16 natively"
+    if device.type != "cpu":
+        return torch.float32, f"bfloat16 is not tried on a device of type {device.type}"
+    if not _multiplies_bfloat16():
+        return torch.float32, "the processor does not multiply bfloat16 natively"
+    seconds = {kind: _trial_seconds(config, kind) for kind in _DTYPES.values()}
+    ratio = seconds[torch.float32] / seconds[torch.bfloat16]
+    measured = (
+        f"{_TRIAL_ROWS} rows through a {config.hidden_size} x {config.intermediate_size} layer "
+        f"took {seconds[torch.bfloat16] * 1e6:.0f} us in bfloat16 and "
+        f"{seconds[torch.float32] * 1e6:.0f} us in float32"
+    )
+    if ratio > 1:
+        return torch.bfloat16, f"the processor multiplies bfloat16 natively, and {measured}"
+    return torch.float32, f"the processor multiplies bfloat16 natively, but {measured}"
+
+
+def _multiplies_bfloat16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _trial_seconds(config: ModelConfig, dtype: torch.dtype) -> float:
+    with torch.inference_mode():
+        layer = Linear(torch.zeros(config.intermediate_size, config.hidden_size, dtype=dtype))
+        x = torch.zeros(_TRIAL_ROWS, config.hidden_size, dtype=dtype)
+        best = float("inf")
+        for _ in range(_TRIAL_REPEATS):
+            start = time.perf_counter()
+            layer(x)
+            best = min(best, time.perf_counter() - start)
+        return best

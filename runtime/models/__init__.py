@@ -1,0 +1,1 @@
+"""Model code: the forward pass over a ForwardBatch."""
