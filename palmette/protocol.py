@@ -110,7 +110,7 @@ class SamplingParams:
             _check_int("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100)
-        if isinstance(self.stop, str):
+        if isinstance(self.stop, str):  # type: ignore[unreachable]  # for callers without types
             raise InvalidRequest("stop must be a tuple of strings", param="stop")
         for text in self.stop:
             if not isinstance(text, str) or not text:

@@ -1,0 +1,65 @@
+# Everything here makes its own virtual environment first; `make` alone lists what there is.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+MODEL := smollm2-135m
+
+# Two stamps, so that the environment is installed again only when what it is made from changed.
+DEV := $(VENV)/.installed-dev
+EXAMPLES := $(VENV)/.installed-examples
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export OMP_NUM_THREADS ?= 2
+
+PYTEST := $(BIN)/python -m pytest
+INSTALL := $(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-full lint format bench clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(DEV) ## Create or refresh .venv with everything development needs
+
+demo: $(EXAMPLES) ## Pull the small model and run the first example
+	$(BIN)/palmette pull $(MODEL)
+	$(BIN)/python examples/quickstart.py
+
+test: lint ## Lint, check types and run the tests; what CI runs
+	$(BIN)/palmette pull $(MODEL)
+	$(PYTEST) -m "not slow and not gpu"
+
+test-full: lint ## The same with the slow tests, and the GPU tests where there is a GPU
+	$(BIN)/palmette pull $(MODEL)
+	$(PYTEST)
+
+lint: $(DEV) ## Check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV) ## Mend what can be mended of style and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(EXAMPLES) ## Run every benchmark and print its figures
+	$(BIN)/palmette pull $(MODEL)
+	set -e; for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script"; done
+
+clean: ## Remove what was built and cached; .venv and pulled models stay
+	rm -rf build dist palmette.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $(EXAMPLES) $@
+
+$(EXAMPLES): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[examples]'
+	@touch $@

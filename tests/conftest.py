@@ -1,0 +1,41 @@
+"""What tests of several folders share: the real small model, and settings that make runs repeat."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Read by torch, tokenizers and huggingface_hub when they are imported: two threads are what the
+# project is tuned for, and no test may reach the network.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "palmette", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True
+)
+hypothesis.settings.load_profile("palmette")
+
+SMALL_MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The file of the real small model. A test without it fails: it is never skipped in silence."""
+    from palmette.errors import ModelError
+    from palmette.runtime.loading.registry import resolve_model
+
+    try:
+        return resolve_model(SMALL_MODEL)
+    except ModelError as error:
+        pytest.fail(f"{error} (run `palmette pull {SMALL_MODEL}` once, or `make test`)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the real model carries the marker `model`."""
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            item.add_marker("model")

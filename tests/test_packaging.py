@@ -1,0 +1,124 @@
+"""What a user installs holds every module and data file of the repository."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("lang", "runtime", "radix_cache", "grammar")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "palmette", *FOLDERS)
+CACHES = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_cache")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a build reads, links kept as links: no build litters the repository."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=CACHES)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path) -> zipfile.ZipFile:
+    return build_wheel(checkout, checkout / "dist")
+
+
+def build_wheel(source: Path, target: Path) -> zipfile.ZipFile:
+    """The wheel that pip makes of `source`, without a network and in the tests' environment."""
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = target.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def packaged_files(checkout: Path) -> set[str]:
+    """Every file below the facade and the four folders, as it should be called in a wheel."""
+    files = {
+        f"palmette/{path.relative_to(checkout / 'palmette')}"
+        for path in (checkout / "palmette").glob("*")
+        if path.is_file()
+    }
+    for folder in FOLDERS:
+        files |= {
+            f"palmette/{path.relative_to(checkout)}"
+            for path in (checkout / folder).rglob("*")
+            if path.is_file() and path.suffix != ".md"
+        }
+    return files
+
+
+def metadata_of(wheel: zipfile.ZipFile) -> Message:
+    (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode("utf-8"))
+
+
+def test_every_module_and_data_file_is_in_the_wheel_and_nothing_else(
+    checkout: Path, wheel: zipfile.ZipFile
+) -> None:
+    expected = packaged_files(checkout)
+    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert "palmette/py.typed" in expected
+    assert {f"palmette/{folder}/__init__.py" for folder in FOLDERS} <= expected
+    assert found == expected
+
+
+def test_the_folders_reach_python_through_relative_links() -> None:
+    for folder in FOLDERS:
+        link = ROOT / "palmette" / folder
+        assert link.is_symlink()
+        assert str(link.readlink()) == f"../{folder}"
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_metadata_name_licence_readme_and_python(wheel: zipfile.ZipFile) -> None:
+    metadata = metadata_of(wheel)
+    assert metadata["Name"] == "palmette"
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert readme
+    assert str(metadata.get_payload()).strip() == readme
+    (licence,) = (name for name in wheel.namelist() if name.endswith("licenses/LICENSE"))
+    assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_command_line_entry_point_names_a_function_that_is_there(
+    wheel: zipfile.ZipFile,
+) -> None:
+    (name,) = (n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt"))
+    assert "palmette = palmette.cli:main" in wheel.read(name).decode().splitlines()
+    from palmette.cli import main
+
+    assert callable(main)
+
+
+def test_a_source_distribution_builds_the_same_wheel(
+    checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    assert sorted(build_wheel(source, tmp_path).namelist()) == sorted(wheel.namelist())
