@@ -1,1 +1,101 @@
-"""Which token prefixes are cached in which pages. A page is an integer."""
+"""Which token prefixes are cached in which pages. A page is an integer.
+
+A library of its own, on the standard library alone. Whoever computes keys and values keeps them in
+numbered pages of some tokens each; this cache says which pages hold a prefix that was computed
+before, keeps them while they are in use, and finds room by evicting what was used least recently:
+
+>>> from palmette.radix_cache import Namespace, RadixCache
+>>> cache = RadixCache(num_pages=8, page_size=4)
+
+A first sequence of ten tokens finds nothing, computes them in three pages of its own, and gives
+the pages to the tree: two whole ones and a partial tail.
+
+>>> tenant = Namespace(model="tiny", salt="tenant-7")
+>>> prompt = [11, 12, 13, 14, 21, 22, 23, 24, 31, 32]
+>>> with cache.match_and_lease(prompt, tenant) as lease:
+...     block_table = cache.allocate(3)
+...     published = lease.publish(prompt, block_table, tail=True)
+>>> block_table, published.page_ids, published.tail
+([0, 1, 2], (0, 1), Tail(page_id=2, num_tokens=2))
+
+A second one shares nine tokens. The whole pages are used as they are; the tail page is copied into
+a page of its own before the sequence writes behind its first token.
+
+>>> question = [11, 12, 13, 14, 21, 22, 23, 24, 31, 99]
+>>> match = cache.match(question, tenant)
+>>> match.num_tokens, match.page_ids, match.tail
+(9, (0, 1), Tail(page_id=2, num_tokens=1))
+>>> lease = cache.lease(match)
+>>> own = cache.allocate(1)  # copy the keys and values of one token from page 2 into it, then:
+>>> lease.drop_tail()
+
+What a lease holds is never evicted; the rest goes when room is needed.
+
+>>> cache.evict(100), cache.num_available
+(1, 5)
+>>> print(cache.explain(prompt, tenant))
+8 of 10 tokens are cached
+tokens 0 to 7: cached
+tokens 8 to 9: evicted at 5 (evicted)
+>>> lease.release()
+>>> cache.pages.free(own)
+>>> cache.num_available
+8
+
+Other tenants see none of it.
+
+>>> cache.match(prompt, Namespace(model="tiny", salt="tenant-8")).num_tokens
+0
+"""
+
+from palmette.radix_cache import invariants
+from palmette.radix_cache.cache import RadixCache
+from palmette.radix_cache.errors import (
+    InvariantViolation,
+    LeaseReleased,
+    PageNotOwned,
+    PinBudgetExceeded,
+    RadixCacheError,
+    StaleMatch,
+)
+from palmette.radix_cache.events import (
+    CacheStats,
+    Observer,
+    PagesEvicted,
+    PagesInserted,
+    PrefixHit,
+)
+from palmette.radix_cache.history import Departure, Explanation, Reason, Stretch
+from palmette.radix_cache.lease import Lease, Match, Pin, Published, Tail
+from palmette.radix_cache.node import Namespace
+from palmette.radix_cache.pages import PagePool, PageState
+from palmette.radix_cache.tree import Removal
+
+__all__ = [
+    "CacheStats",
+    "Departure",
+    "Explanation",
+    "InvariantViolation",
+    "Lease",
+    "LeaseReleased",
+    "Match",
+    "Namespace",
+    "Observer",
+    "PageNotOwned",
+    "PagePool",
+    "PageState",
+    "PagesEvicted",
+    "PagesInserted",
+    "Pin",
+    "PinBudgetExceeded",
+    "PrefixHit",
+    "Published",
+    "RadixCache",
+    "RadixCacheError",
+    "Reason",
+    "Removal",
+    "StaleMatch",
+    "Stretch",
+    "Tail",
+    "invariants",
+]

@@ -1,0 +1,582 @@
+"""The prefix cache: which token prefixes are in which pages, and who may still read them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, islice
+from operator import index
+
+from palmette.radix_cache.errors import PinBudgetExceeded, StaleMatch
+from palmette.radix_cache.events import (
+    CacheStats,
+    Observer,
+    PagesEvicted,
+    PagesInserted,
+    PrefixHit,
+)
+from palmette.radix_cache.history import Departure, Explanation, History, Reason, Stretch
+from palmette.radix_cache.lease import Found, Lease, Match, Pin, Published, Tail
+from palmette.radix_cache.node import Namespace, Node
+from palmette.radix_cache.pages import PagePool
+from palmette.radix_cache.tree import Removal, Tree, Walk
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_NAMESPACE = Namespace()
+
+# `explain` looks for a key in at most this many other namespaces; salts may be many.
+_MAX_NAMESPACES_EXPLAINED = 256
+
+
+class RadixCache:
+    """Token prefixes in pages of `page_size` tokens, matched exactly to the token.
+
+    `clock` orders uses for eviction; by default a count of them. At most `max_pinned_pages` (half
+    of the pool by default, so that pins never stop the rest) are pinned at a time. The last
+    `num_remembered` evicted pages are remembered for `explain` (about 200 bytes each). One thread
+    at a time.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int = 16,
+        clock: Callable[[], float] | None = None,
+        *,
+        max_pinned_pages: int | None = None,
+        num_remembered: int = 4096,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, got {page_size}")
+        if max_pinned_pages is None:
+            max_pinned_pages = num_pages // 2
+        if not 0 <= max_pinned_pages <= num_pages:
+            raise ValueError(
+                f"max_pinned_pages must be between 0 and {num_pages}, got {max_pinned_pages}"
+            )
+        self.page_size = page_size
+        self.max_pinned_pages = max_pinned_pages
+        self.pages = PagePool(num_pages)
+        self.stats = CacheStats()
+        self.history = History(num_remembered)
+        self.tree = Tree(self.pages, page_size, self)
+        self._clock: Callable[[], float] = clock or count(1).__next__
+        self._logprobs: dict[int, array[float]] = {}  # by page; NaN where nothing is known
+        self._observers = list(observers)
+        self._events: list[PagesInserted | PagesEvicted | PrefixHit] = []
+        self._evicting_for: str | None = None
+        self._now = 0.0  # of the eviction under way
+
+    # Pages
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` could give now: free ones and those that nobody holds."""
+        return self.pages.num_free + self.tree.num_evictable_pages
+
+    @property
+    def num_cached_pages(self) -> int:
+        return self.tree.num_pages
+
+    @property
+    def num_evictable_pages(self) -> int:
+        """Cached pages that no lease or pin holds."""
+        return self.tree.num_evictable_pages
+
+    @property
+    def num_pinned_pages(self) -> int:
+        return self.tree.num_pinned_pages
+
+    def allocate(self, num_pages: int, *, by: str | None = None) -> list[int] | None:
+        """That many pages for the caller to own, or None and nothing changed.
+
+        Evicts what was used least recently if too few are free. `by` names who needed them.
+        """
+        num_missing = num_pages - self.pages.num_free
+        if num_missing > 0:
+            if num_missing > self.tree.num_evictable_pages:
+                return None
+            self._evict(num_missing, Removal.EVICTED, by)
+        page_ids = self.pages.allocate(num_pages)
+        self.deliver_events()
+        return page_ids
+
+    def evict(self, num_pages: int, *, by: str | None = None) -> int:
+        """Free up to `num_pages` pages that nobody holds, least recently used first.
+
+        Goes page by page from the end of a leaf; returns how many were freed.
+        """
+        num_freed = self._evict(num_pages, Removal.EVICTED, by)
+        self.deliver_events()
+        return num_freed
+
+    def flush(self, *, by: str | None = None) -> int:
+        """Drop all that nobody holds; returns how many pages were freed."""
+        num_freed = self._evict(self.tree.num_evictable_pages, Removal.FLUSHED, by)
+        self.deliver_events()
+        return num_freed
+
+    def _evict(self, num_pages: int, removal: Removal, by: str | None) -> int:
+        self._evicting_for = by
+        self._now = self._clock()
+        num_freed = self.tree.evict(num_pages, removal)
+        self._evicting_for = None
+        return num_freed
+
+    # Matching and holding
+
+    def match(self, token_ids: Sequence[int], namespace: Namespace = _DEFAULT_NAMESPACE) -> Match:
+        """The longest cached prefix of `token_ids`, which counts as used now. Holds nothing."""
+        self.stats.num_matches += 1
+        return self._match(list(token_ids), namespace, self._clock())
+
+    def lease(self, match: Match, *, counted: bool = True) -> Lease:
+        """Hold what was matched. An empty match is fine: its lease can publish.
+
+        `counted=False` keeps it out of the hit rate: a sequence that resumes is no new lookup.
+        Raises StaleMatch if some of the pages were evicted since.
+        """
+        found = self._current(match)
+        tree = self.tree
+        depth = len(match.page_ids)
+        node = tree.root(match.namespace) if not depth else _node_at(found.node, depth - 1)
+        if depth < node.end:
+            node = tree.split(node, depth - node.start)
+        tree.hold(node)
+        tail_node = None
+        if found.tail_node is not None:
+            tail_node = _node_at(found.tail_node, depth)
+            if len(tail_node.page_ids) > 1:
+                tail_node = tree.split(tail_node, 1)
+            tree.hold(tail_node)
+        self._restore_access(found)
+        if counted:
+            self._count_hit(match, len(found.key))
+        self.deliver_events()
+        return Lease(self, node, match.page_ids, tail_node, match.tail)
+
+    def match_and_lease(
+        self,
+        token_ids: Sequence[int],
+        namespace: Namespace = _DEFAULT_NAMESPACE,
+        *,
+        counted: bool = True,
+    ) -> Lease:
+        """Hold the longest cached prefix of `token_ids`."""
+        return self.lease(self.match(token_ids, namespace), counted=counted)
+
+    def pin(self, match: Match) -> Pin:
+        """Keep what was matched in the tree until the pin is released, within the budget.
+
+        Raises PinBudgetExceeded, or StaleMatch as `lease` does.
+        """
+        lease = self.lease(match, counted=False)
+        node = lease.lowest_node()
+        num_needed = self.tree.num_unpinned_pages(node)
+        num_left = self.max_pinned_pages - self.tree.num_pinned_pages
+        if num_needed > num_left:
+            lease.release()
+            raise PinBudgetExceeded(num_needed, num_left)
+        self.tree.pin(node)
+        return Pin(self, lease, node)
+
+    def _match(self, key: list[int], namespace: Namespace, now: float | None) -> Match:
+        root = self.tree.roots.get(namespace)
+        if root is None:
+            return Match(namespace, 0, (), None, Found(key, None, 0, None, 0, None, 0, 0))
+        walk = self.tree.walk(root, key, now)
+        partial_node = walk.partial_node
+        prior_access = 0.0
+        if now is not None:
+            if partial_node is not None:
+                prior_access = partial_node.last_access
+                partial_node.last_access = now
+            elif walk.tail_node is not None:
+                walk.tail_node.last_access = now
+        return self._match_from(walk, key, namespace, partial_node, prior_access, now or 0.0)
+
+    def _match_from(
+        self,
+        walk: Walk,
+        key: list[int],
+        namespace: Namespace,
+        partial_node: Node | None,
+        prior_access: float,
+        now: float,
+    ) -> Match:
+        tail_node = walk.tail_node
+        tail = None
+        if tail_node is not None:
+            tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)
+        return Match(
+            namespace,
+            len(walk.page_ids) * self.page_size + walk.num_tail_tokens,
+            tuple(walk.page_ids),
+            tail,
+            Found(
+                key,
+                walk.node,
+                walk.node.version,
+                tail_node,
+                tail_node.version if tail_node is not None else 0,
+                partial_node,
+                prior_access,
+                now,
+            ),
+        )
+
+    def _current(self, match: Match) -> Found:
+        """Where the match's pages are now. Raises StaleMatch if they are not all there."""
+        found = match.found
+        if found.is_current:
+            return found
+        again = self._match(found.key[: match.num_tokens], match.namespace, None)
+        if again != match:
+            raise StaleMatch(match.num_tokens)
+        found = again.found
+        return Found(
+            match.found.key,
+            found.node,
+            found.version,
+            found.tail_node,
+            found.tail_version,
+            None,
+            0,
+            0,
+        )
+
+    def _restore_access(self, found: Found) -> None:
+        """What lies behind the used part of an edge, cut off by now, was not used."""
+        rest = found.partial_node
+        if rest is None or rest.holds or not rest.is_attached or rest.last_access != found.time:
+            return
+        rest.last_access = found.prior_access
+        if rest.is_evictable_leaf:
+            self.tree.queue.offer(rest)
+
+    def _count_hit(self, match: Match, num_tokens: int) -> None:
+        self.stats.num_leases += 1
+        self.stats.num_lookup_tokens += num_tokens
+        self.stats.num_hit_tokens += match.num_tokens
+        if self._observers and match.num_tokens:
+            self._events.append(
+                PrefixHit(
+                    namespace=match.namespace,
+                    num_tokens=num_tokens,
+                    num_cached_tokens=match.num_tokens,
+                )
+            )
+
+    # Inserting
+
+    def insert(
+        self,
+        token_ids: Sequence[int],
+        page_ids: Sequence[int],
+        namespace: Namespace = _DEFAULT_NAMESPACE,
+    ) -> Published:
+        """Give the pages of `token_ids` to the tree, a partial last one included.
+
+        The caller owns none of `page_ids` afterwards; those of a matched prefix may be among them,
+        in their place. Raises PageNotOwned or ValueError, and then nothing has changed.
+        """
+        root = self._match([], namespace, None)
+        with self.lease(root, counted=False) as lease:
+            return self.publish(lease, token_ids, page_ids, True)
+
+    def publish(
+        self, lease: Lease, token_ids: Sequence[int], page_ids: Sequence[int], tail: bool = False
+    ) -> Published:
+        """See `Lease.publish`."""
+        size = self.page_size
+        node = lease.node("publish")
+        num_held = lease.num_pages
+        num_whole, num_rest = divmod(len(token_ids), size)
+        num_needed = num_whole + 1 if tail and num_rest else num_whole
+        self._check_block_table(lease, len(token_ids), page_ids, num_needed)
+        cut = num_whole * size
+        new_token_ids = [index(t) for t in token_ids[num_held * size : cut]]
+        rest = [index(t) for t in token_ids[cut:]] if tail else []
+        new_page_ids = list(page_ids[num_held:num_whole])
+        rest_page_ids = list(page_ids[num_whole:]) if tail else []
+
+        now = self._clock()
+        walk = self.tree.walk(node, new_token_ids, now)
+        duplicates = [
+            mine
+            for mine, theirs in zip(new_page_ids, walk.page_ids, strict=False)
+            if mine != theirs
+        ]
+        missing = new_page_ids[len(walk.page_ids) :]
+        self.pages.check_owned(duplicates + missing + rest_page_ids)
+        # Nothing was changed up to here, and from here on nothing fails.
+        end = self._grow(lease, walk, new_token_ids, missing, now)
+        lease.move(end, walk.page_ids + missing)
+        self.pages.free(duplicates)
+        self.stats.num_folded_pages += len(duplicates)
+        published_tail = self._give_tail(lease, end, rest, rest_page_ids, now)
+        self.deliver_events()
+        return Published(lease.page_ids, len(duplicates), published_tail)
+
+    def _check_block_table(
+        self, lease: Lease, num_tokens: int, page_ids: Sequence[int], num_needed: int
+    ) -> None:
+        num_held = lease.num_pages
+        if num_tokens < num_held * self.page_size:
+            raise ValueError(
+                f"{num_tokens} tokens given, the lease holds {num_held} pages "
+                f"of {self.page_size} tokens already"
+            )
+        if len(page_ids) < num_needed:
+            raise ValueError(f"{num_tokens} tokens need {num_needed} pages, got {len(page_ids)}")
+        if num_held and page_ids[num_held - 1] != lease.last_page_id:
+            raise ValueError(
+                f"the block table has page {page_ids[num_held - 1]} at place {num_held - 1}, the "
+                f"lease holds page {lease.last_page_id} there: take over Published.page_ids"
+            )
+
+    def _grow(
+        self, lease: Lease, walk: Walk, token_ids: list[int], missing: list[int], now: float
+    ) -> Node:
+        """Put the pages that the walk did not find in the tree; returns where they end.
+
+        An edge that only this lease holds, and at the end, is lengthened: a sequence that runs
+        alone leaves one edge behind, not one for each page.
+        """
+        end = walk.node
+        if walk.num_pages < len(end.page_ids):
+            end = self.tree.split(end, walk.num_pages)
+            end.last_access = now
+        if not missing:
+            return end
+        new_token_ids = token_ids[len(walk.page_ids) * self.page_size :]
+        is_mine = end is lease.node("publish") and end.holds == 1
+        if is_mine and end.parent is not None and not end.children:
+            self.tree.extend(end, new_token_ids, missing, now)
+            return end
+        return self.tree.attach(end, new_token_ids, missing, now)
+
+    def _give_tail(
+        self, lease: Lease, end: Node, rest: list[int], page_ids: list[int], now: float
+    ) -> Tail | None:
+        """The last tokens, which fill no page, join the tree unless it has them."""
+        if not rest or self.tree.has_beginning(end, tuple(rest)):
+            self.pages.free(page_ids)
+            self.stats.num_folded_pages += bool(rest)
+            return None
+        self.pages.free(page_ids[1:])
+        tail = Tail(page_ids[0], len(rest))
+        lease.hold_tail(self.tree.attach(end, rest, page_ids[:1], now), tail)
+        return tail
+
+    # Log-probabilities
+
+    def set_logprobs(self, lease: Lease, first_token: int, logprobs: Sequence[float]) -> None:
+        """See `Lease.set_logprobs`."""
+        num_tokens = lease.num_tokens
+        if not 0 <= first_token <= first_token + len(logprobs) <= num_tokens:
+            raise ValueError(
+                f"log-probabilities for tokens {first_token} to "
+                f"{first_token + len(logprobs) - 1}, the lease holds {num_tokens} tokens"
+            )
+        size = self.page_size
+        page_ids = lease.page_ids + ((lease.tail.page_id,) if lease.tail else ())
+        for place, logprob in enumerate(logprobs, first_token):
+            page_id = page_ids[place // size]
+            kept = self._logprobs.get(page_id)
+            if kept is None:
+                kept = self._logprobs[page_id] = array("d", [math.nan]) * size
+            kept[place % size] = logprob
+
+    def logprobs(self, held: Lease | Match) -> list[float | None]:
+        """What is known of log P(token | all before it) for each token of a match or lease."""
+        size = self.page_size
+        known: list[float | None] = []
+        counts = [(page_id, size) for page_id in held.page_ids]
+        if held.tail is not None:
+            counts.append((held.tail.page_id, held.tail.num_tokens))
+        for page_id, num_tokens in counts:
+            kept = self._logprobs.get(page_id)
+            if kept is None:
+                known += [None] * num_tokens
+            else:
+                known += [None if math.isnan(x) else x for x in kept[:num_tokens]]
+        return known
+
+    def pages_with_logprobs(self) -> list[int]:
+        """Pages beside which log-probabilities are kept."""
+        return list(self._logprobs)
+
+    # Explaining
+
+    def explain(
+        self, token_ids: Sequence[int], namespace: Namespace = _DEFAULT_NAMESPACE
+    ) -> Explanation:
+        """How many of the tokens are cached, and why the others are not. Touches nothing."""
+        key = list(token_ids)
+        match = self._match(key, namespace, None)
+        stretches = [Stretch(start=0, end=match.num_tokens, reason=Reason.CACHED)]
+        stretches += self._evicted_stretches(key, match)
+        start = stretches[-1].end
+        other = self._best_other_namespace(key, namespace, start)
+        if other is not None:
+            stretches.append(other)
+            start = other.end
+        if start < len(key):
+            diverged = start == match.num_tokens and self._goes_on_otherwise(match)
+            reason = Reason.DIVERGED if diverged else Reason.NEVER_SEEN
+            stretches.append(Stretch(start=start, end=len(key), reason=reason))
+        kept = tuple(s for s in stretches if s.end > s.start)
+        return Explanation(len(key), match.num_tokens, kept)
+
+    def _evicted_stretches(self, key: list[int], match: Match) -> list[Stretch]:
+        """What follows the cached tokens and is remembered as having left the tree."""
+        size = self.page_size
+        start = match.num_tokens
+        boundary = len(match.page_ids) * size
+        name = hash(match.namespace)
+        for position in range(0, boundary, size):
+            name = hash((name, tuple(key[position : position + size])))
+        stretches: list[Stretch] = []
+        while boundary < len(key):
+            length, departure = self._departure_after(name, key[boundary : boundary + size])
+            if departure is None or boundary + length <= start:
+                break
+            end = boundary + length
+            if stretches and stretches[-1].departure == departure:
+                start = stretches.pop().start
+            stretches.append(
+                Stretch(start=start, end=end, reason=Reason.EVICTED, departure=departure)
+            )
+            name = hash((name, tuple(key[boundary:end])))
+            start = boundary = end
+            if length < size:
+                break
+        return stretches
+
+    def _departure_after(self, name: int, page: list[int]) -> tuple[int, Departure | None]:
+        """The longest beginning of `page` remembered behind the prefix `name`."""
+        for length in range(len(page), 0, -1):
+            departure = self.history.departure(hash((name, tuple(page[:length]))))
+            if departure is not None:
+                return length, departure
+        return 0, None
+
+    def _best_other_namespace(
+        self, key: list[int], namespace: Namespace, start: int
+    ) -> Stretch | None:
+        best = None
+        end = start
+        others = (n for n in self.tree.roots if n != namespace)
+        for other in islice(others, _MAX_NAMESPACES_EXPLAINED):
+            match = self._match(key, other, None)
+            if match.num_tokens > end:
+                best, end = other, match.num_tokens
+        if best is None:
+            return None
+        return Stretch(start=start, end=end, reason=Reason.OTHER_NAMESPACE, namespace=best)
+
+    def _goes_on_otherwise(self, match: Match) -> bool:
+        """Whether the tree holds other tokens in the place where the match ends."""
+        node = match.found.node
+        if node is None:
+            return False
+        return match.tail is not None or bool(node.children) or node.end > len(match.page_ids)
+
+    # Observers
+
+    def add_observer(self, observer: Observer) -> None:
+        """Tell `observer` of every change from now on."""
+        self._observers.append(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Tell `observer` nothing more. Raises ValueError if it was not told anything."""
+        self._observers.remove(observer)
+
+    def now(self) -> float:
+        """The clock's time; a use at it is newer than all before."""
+        return self._clock()
+
+    def deliver_events(self) -> None:
+        """Tell the observers what happened since the last time."""
+        while self._events:
+            events, self._events = self._events, []
+            for observer in list(self._observers):
+                self._tell(observer, events)
+
+    def _tell(
+        self, observer: Observer, events: list[PagesInserted | PagesEvicted | PrefixHit]
+    ) -> None:
+        try:
+            for event in events:
+                if isinstance(event, PagesInserted):
+                    observer.inserted(event)
+                elif isinstance(event, PagesEvicted):
+                    observer.evicted(event)
+                else:
+                    observer.hit(event)
+        except Exception:
+            _log.exception("%r raised and is told no more", observer)
+            self._observers.remove(observer)
+
+    # What the tree tells us
+
+    def pages_added(self, node: Node, first: int) -> None:
+        """See `tree.Watcher`."""
+        self.stats.num_inserted_pages += len(node.page_ids) - first
+        self.history.came(node, first)
+        if self._observers:
+            if first:
+                parent_page_id: int | None = node.page_ids[first - 1]
+            else:
+                above = node.parent.page_ids if node.parent is not None else []
+                parent_page_id = above[-1] if above else None
+            self._events.append(
+                PagesInserted(
+                    namespace=node.namespace,
+                    num_tokens_before=(node.start + first) * self.page_size,
+                    parent_page_id=parent_page_id,
+                    token_ids=tuple(node.token_ids[first * self.page_size :]),
+                    page_ids=tuple(node.page_ids[first:]),
+                )
+            )
+
+    def pages_leaving(self, node: Node, first: int, removal: Removal) -> None:
+        """See `tree.Watcher`."""
+        num_pages = len(node.page_ids) - first
+        if removal is Removal.EVICTED:
+            self.stats.num_evicted_pages += num_pages
+        elif removal is Removal.FLUSHED:
+            self.stats.num_flushed_pages += num_pages
+        else:
+            self.stats.num_subsumed_pages += num_pages
+        if removal is not Removal.SUBSUMED:
+            departure = Departure(self._now, removal, self._evicting_for)
+            self.history.left(node, first, departure)
+        if self._logprobs:
+            for page_id in node.page_ids[first:]:
+                self._logprobs.pop(page_id, None)
+        if self._observers:
+            self._events.append(
+                PagesEvicted(
+                    namespace=node.namespace,
+                    num_tokens_before=(node.start + first) * self.page_size,
+                    token_ids=tuple(node.token_ids[first * self.page_size :]),
+                    page_ids=tuple(node.page_ids[first:]),
+                    removal=removal,
+                    by=self._evicting_for,
+                )
+            )
+
+
+def _node_at(node: Node | None, place: int) -> Node:
+    """The edge on the way down to `node` that has the page at `place`."""
+    assert node is not None
+    while node.start > place:
+        assert node.parent is not None
+        node = node.parent
+    return node

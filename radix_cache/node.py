@@ -1,0 +1,212 @@
+"""One edge of the prefix tree, and the index of the edges below it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PageKey = tuple[int, ...]  # the tokens of one page, or of one partial tail
+
+# A block of the ordered index is cut in two beyond this. Larger blocks make an insertion move
+# more memory, smaller ones lengthen the list of blocks; flat between 128 and 2,048.
+_MAX_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What must be equal, besides the token ids, for keys and values to be shared.
+
+    The fields stay apart and are never joined as text, so that no salt can spell an adapter.
+    `adapter` should name loaded weights, not a file or tenant: a reload is a new identity.
+    `media` lists content hashes (wide ones, with the preprocessing options in them) of pictures
+    or sounds behind placeholder tokens.
+    """
+
+    model: str = ""
+    adapter: str = ""
+    salt: str = ""
+    media: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("model", "adapter", "salt"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
+        if not isinstance(self.media, tuple) or not all(isinstance(m, str) for m in self.media):
+            raise TypeError(f"media must be a tuple of strings, got {self.media!r}")
+
+
+class Children:
+    """The edges below a node by their first page, and those pages in lexicographic order.
+
+    The order answers which child shares most tokens with a key that no child matches in full: the
+    longest common prefix with a sorted list is next to the key's place in it. The list is kept in
+    blocks, so that thousands of children cost an insertion no more than a block's move.
+    """
+
+    __slots__ = ("_blocks", "_lasts", "by_key", "num_tails")
+
+    def __init__(self) -> None:
+        self.by_key: dict[PageKey, Node] = {}
+        self.num_tails = 0
+        self._blocks: list[list[PageKey]] = []
+        self._lasts: list[PageKey] = []  # the last key of each block
+
+    def __len__(self) -> int:
+        return len(self.by_key)
+
+    def add(self, key: PageKey, node: Node) -> None:
+        """Put `node` under a key that is not taken."""
+        assert key not in self.by_key
+        self.by_key[key] = node
+        self.num_tails += node.is_tail
+        if not self._blocks:
+            self._blocks.append([key])
+            self._lasts.append(key)
+            return
+        at = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
+        block = self._blocks[at]
+        insort(block, key)
+        if len(block) > _MAX_BLOCK:
+            middle = len(block) // 2
+            self._blocks.insert(at + 1, block[middle:])
+            self._lasts.insert(at + 1, block[-1])
+            del block[middle:]
+        self._lasts[at] = block[-1]
+
+    def replace(self, key: PageKey, node: Node) -> None:
+        """Put `node` in the place of the edge under `key`; both are whole pages."""
+        self.by_key[key] = node
+
+    def remove(self, key: PageKey) -> None:
+        """Forget the edge under `key`."""
+        self.num_tails -= self.by_key.pop(key).is_tail
+        at = bisect_left(self._lasts, key)
+        block = self._blocks[at]
+        del block[bisect_left(block, key)]
+        if block:
+            self._lasts[at] = block[-1]
+        else:
+            del self._blocks[at]
+            del self._lasts[at]
+
+    def before(self, key: PageKey) -> PageKey | None:
+        """The greatest first page smaller than `key`."""
+        at = bisect_left(self._lasts, key)
+        if at < len(self._blocks):
+            place = bisect_left(self._blocks[at], key)
+            if place:
+                return self._blocks[at][place - 1]
+        return self._lasts[at - 1] if at else None
+
+    def at_or_after(self, key: PageKey) -> PageKey | None:
+        """The smallest first page not smaller than `key`."""
+        at = bisect_left(self._lasts, key)
+        if at == len(self._blocks):
+            return None
+        block = self._blocks[at]
+        return block[bisect_left(block, key)]
+
+    def after(self, key: PageKey) -> PageKey | None:
+        """The smallest first page greater than `key`."""
+        at = bisect_right(self._lasts, key)
+        if at == len(self._blocks):
+            return None
+        block = self._blocks[at]
+        return block[bisect_right(block, key)]
+
+    def ordered(self) -> Iterator[PageKey]:
+        """Every first page, in order."""
+        for block in self._blocks:
+            yield from block
+
+
+class Node:
+    """An edge of whole pages and the point at its end; or a tail: one page that is not full.
+
+    A tail has no children. A root has no pages. The edge covers the pages [start, end) of every
+    prefix that runs through it. `holds` counts the leases that end here plus the children that are
+    held: a node is held if and only if one below it is, so the first hold of a path marks its
+    ancestors and later ones stop where the path is marked already. `pins` is the same for pins.
+    """
+
+    __slots__ = (
+        "chain",
+        "children",
+        "holds",
+        "is_tail",
+        "last_access",
+        "namespace",
+        "page_ids",
+        "parent",
+        "pins",
+        "queued_at",
+        "start",
+        "ticket",
+        "token_ids",
+        "version",
+    )
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        parent: Node | None,
+        start: int,
+        token_ids: list[int],
+        page_ids: list[int],
+        chain: list[int],
+        last_access: float,
+        *,
+        is_tail: bool = False,
+    ) -> None:
+        self.namespace = namespace
+        self.parent = parent
+        self.start = start  # in pages
+        self.token_ids = token_ids  # lists, so that a growing edge costs only what is new
+        self.page_ids = page_ids
+        self.chain = chain  # chain[i] names the whole prefix up to and including page i
+        self.children: Children | None = None
+        self.is_tail = is_tail
+        self.holds = 0
+        self.pins = 0
+        self.last_access = last_access
+        self.version = 0  # moves on when pages leave the edge; negative: out of the tree
+        self.ticket = 0  # of the node's entry in the eviction queue; 0: none
+        self.queued_at = 0.0  # the last access that entry was made for
+
+    @property
+    def end(self) -> int:
+        """In pages."""
+        return self.start + len(self.page_ids)
+
+    @property
+    def is_attached(self) -> bool:
+        return self.version >= 0
+
+    @property
+    def is_evictable_leaf(self) -> bool:
+        return (
+            not self.holds and not self.children and self.version >= 0 and self.parent is not None
+        )
+
+    def key(self, page_size: int) -> PageKey:
+        """What the parent knows this edge by."""
+        return tuple(self.token_ids[:page_size])
+
+    def chain_end(self) -> int:
+        """The name of the whole prefix that ends with this node."""
+        return self.chain[-1] if self.chain else hash(self.namespace)
+
+    def __repr__(self) -> str:
+        kind = "tail" if self.is_tail else "root" if self.parent is None else "edge"
+        return f"<{kind} pages [{self.start}, {self.end}) held {self.holds}x>"
+
+
+def common_prefix_length(one: PageKey, other: PageKey) -> int:
+    """How many tokens two pages begin with alike."""
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length

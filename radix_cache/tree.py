@@ -1,0 +1,381 @@
+"""The prefix tree: walking, splitting, growing and shrinking it, and who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from palmette.radix_cache.eviction import EvictionQueue
+from palmette.radix_cache.node import Children, Namespace, Node, PageKey, common_prefix_length
+from palmette.radix_cache.pages import PagePool
+
+
+class Removal(Enum):
+    """Why pages left the tree."""
+
+    EVICTED = "evicted"  # least recently used when room was needed
+    FLUSHED = "flushed"  # by `flush`
+    SUBSUMED = "subsumed"  # a partial tail whose tokens a longer page holds as well
+
+
+class Watcher(Protocol):
+    """What the tree tells its owner. Called while the tree changes: note it, change nothing."""
+
+    def pages_added(self, node: Node, first: int) -> None:
+        """The pages `node.page_ids[first:]` are new in the tree."""
+        ...
+
+    def pages_leaving(self, node: Node, first: int, removal: Removal) -> None:
+        """The pages `node.page_ids[first:]` are about to leave the tree."""
+        ...
+
+
+@dataclass(slots=True)
+class Walk:
+    """How far a key leads: `num_pages` pages into the edge of `node`, and `page_ids` on the way.
+
+    `tail_node.page_ids[tail_index]` begins with the next `num_tail_tokens` tokens of the key.
+    """
+
+    node: Node
+    num_pages: int
+    page_ids: list[int]
+    tail_node: Node | None = None
+    tail_index: int = 0
+    num_tail_tokens: int = 0
+
+    @property
+    def partial_node(self) -> Node | None:
+        """The edge that was only matched in part: beyond a page of it the key goes another way."""
+        if self.num_pages < len(self.node.page_ids):
+            return self.node
+        if self.tail_node is not None and not self.tail_node.is_tail:
+            return self.tail_node
+        return None
+
+
+class Tree:
+    """Edges of whole pages under one root per namespace. Nothing here recurses."""
+
+    def __init__(self, pages: PagePool, page_size: int, watcher: Watcher) -> None:
+        self.page_size = page_size
+        self.pages = pages
+        self.roots: dict[Namespace, Node] = {}
+        self.queue = EvictionQueue()
+        self.num_nodes = 0  # roots excluded
+        self.num_pages = 0
+        self.num_evictable_pages = 0
+        self.num_pinned_pages = 0
+        self.num_holds = 0  # of leases and pins, on nodes
+        self.num_splits = 0
+        self._watcher = watcher
+
+    # Looking
+
+    def root(self, namespace: Namespace) -> Node:
+        """The root of `namespace`, made if there is none. Hold it, or call `forget_if_idle`."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(namespace, None, 0, [], [], [], 0)
+        return root
+
+    def walk(self, start: Node, key: list[int], now: float | None = None) -> Walk:
+        """Follow `key` from the end of `start`; nodes matched in full are touched with `now`."""
+        size = self.page_size
+        node = start
+        page_ids: list[int] = []
+        position = 0
+        while node.children:
+            first_page = tuple(key[position : position + size])
+            child = node.children.by_key.get(first_page)
+            if child is None or child.is_tail:
+                walk = Walk(node, len(node.page_ids), page_ids)
+                self._find_tail(walk, first_page)
+                return walk
+            edge = child.token_ids
+            end = position + len(edge)
+            if key[position:end] != edge:
+                return self._partial_walk(child, key, position, page_ids)
+            page_ids += child.page_ids
+            node = child
+            position = end
+            if now is not None:
+                node.last_access = now
+        return Walk(node, len(node.page_ids), page_ids)
+
+    def _partial_walk(self, node: Node, key: list[int], position: int, page_ids: list[int]) -> Walk:
+        """The key leaves within the edge of `node`, after its first page."""
+        rest = key[position : position + len(node.token_ids)]
+        shared = _common_prefix_length(rest, node.token_ids)
+        num_pages, num_tail_tokens = divmod(shared, self.page_size)
+        page_ids += node.page_ids[:num_pages]
+        walk = Walk(node, num_pages, page_ids)
+        if num_tail_tokens:
+            walk.tail_node = node
+            walk.tail_index = num_pages
+            walk.num_tail_tokens = num_tail_tokens
+        return walk
+
+    def _find_tail(self, walk: Walk, rest: PageKey) -> None:
+        """Note the child of `walk.node` whose first page shares most tokens with `rest`."""
+        children = walk.node.children
+        assert children is not None
+        for key in (children.at_or_after(rest), children.before(rest)):
+            if key is not None:
+                shared = common_prefix_length(key, rest)
+                if shared > walk.num_tail_tokens:
+                    walk.tail_node = children.by_key[key]
+                    walk.num_tail_tokens = shared
+
+    # Growing
+
+    def split(self, node: Node, num_pages: int) -> Node:
+        """Cut the edge of `node` after `num_pages` pages; the new upper part is returned.
+
+        The lower part stays the same object, so that leases that end at it still do.
+        """
+        size = self.page_size
+        parent = node.parent
+        assert parent is not None
+        assert parent.children is not None
+        assert 0 < num_pages < len(node.page_ids)
+        cut = num_pages * size
+        upper = Node(
+            node.namespace,
+            parent,
+            node.start,
+            node.token_ids[:cut],
+            node.page_ids[:num_pages],
+            node.chain[:num_pages],
+            node.last_access,
+        )
+        del node.token_ids[:cut]
+        del node.page_ids[:num_pages]
+        del node.chain[:num_pages]
+        node.start += num_pages
+        node.parent = upper
+        upper.holds = 1 if node.holds else 0
+        upper.pins = 1 if node.pins else 0
+        upper.children = Children()
+        upper.children.add(node.key(size), node)
+        parent.children.replace(upper.key(size), upper)
+        self.num_nodes += 1
+        self.num_splits += 1
+        return upper
+
+    def attach(self, parent: Node, token_ids: list[int], page_ids: list[int], now: float) -> Node:
+        """A new leaf below the end of `parent`; owned pages move to the tree."""
+        size = self.page_size
+        node = Node(
+            parent.namespace,
+            parent,
+            parent.end,
+            token_ids,
+            page_ids,
+            self._chain(parent.chain_end(), token_ids),
+            now,
+            is_tail=len(token_ids) < size,
+        )
+        key = node.key(size)
+        if parent.children is None:
+            parent.children = Children()
+        parent.children.add(key, node)
+        self.num_nodes += 1
+        self.num_evictable_pages += len(page_ids)
+        self.queue.offer(node)
+        self._take_in(node, 0)
+        self._drop_subsumed_by(parent, key)
+        return node
+
+    def extend(self, node: Node, token_ids: list[int], page_ids: list[int], now: float) -> None:
+        """Lengthen the edge of a held leaf by whole pages."""
+        assert node.holds
+        assert not node.children
+        first = len(node.page_ids)
+        node.chain += self._chain(node.chain_end(), token_ids)
+        node.token_ids += token_ids
+        node.page_ids += page_ids
+        node.last_access = now
+        self._take_in(node, first)
+
+    def _take_in(self, node: Node, first: int) -> None:
+        new = node.page_ids[first:]
+        self.pages.give_to_tree(new)
+        self.num_pages += len(new)
+        self._watcher.pages_added(node, first)
+
+    def _chain(self, before: int, token_ids: list[int]) -> list[int]:
+        """A name for each page's whole prefix. Only explanations rely on it, so 64 bits do."""
+        size = self.page_size
+        chain = []
+        for position in range(0, len(token_ids), size):
+            before = hash((before, tuple(token_ids[position : position + size])))
+            chain.append(before)
+        return chain
+
+    # Holding
+
+    def hold(self, node: Node) -> None:
+        """Keep `node` and its ancestors. O(1) where the ancestors are held already."""
+        self.num_holds += 1
+        above: Node | None = node
+        while above is not None:
+            above.holds += 1
+            if above.holds > 1:
+                return
+            self.num_evictable_pages -= len(above.page_ids)
+            above = above.parent
+
+    def unhold(self, node: Node) -> None:
+        """Take back one hold; what nobody holds now may be evicted."""
+        self.num_holds -= 1
+        above: Node | None = node
+        while above is not None:
+            assert above.holds > 0, f"{above!r} is not held"
+            above.holds -= 1
+            if above.holds:
+                break
+            self.num_evictable_pages += len(above.page_ids)
+            above = above.parent
+        if node.is_evictable_leaf:
+            self.queue.offer(node)
+            if node.is_tail and self.is_subsumed(node):
+                self.remove_last_pages(node, 1, Removal.SUBSUMED)
+                return
+        self.forget_if_idle(node)
+
+    def num_unpinned_pages(self, node: Node) -> int:
+        """How many pages a pin of `node` would add to the pinned ones."""
+        num_pages = 0
+        above: Node | None = node
+        while above is not None and not above.pins:
+            num_pages += len(above.page_ids)
+            above = above.parent
+        return num_pages
+
+    def pin(self, node: Node) -> None:
+        """Count `node` and its ancestors as pinned. It must be held besides."""
+        above: Node | None = node
+        while above is not None:
+            above.pins += 1
+            if above.pins > 1:
+                return
+            self.num_pinned_pages += len(above.page_ids)
+            above = above.parent
+
+    def unpin(self, node: Node) -> None:
+        """Take back one pin."""
+        above: Node | None = node
+        while above is not None:
+            assert above.pins > 0, f"{above!r} is not pinned"
+            above.pins -= 1
+            if above.pins:
+                return
+            self.num_pinned_pages -= len(above.page_ids)
+            above = above.parent
+
+    # Shrinking
+
+    def evict(self, num_pages: int, removal: Removal) -> int:
+        """Free up to `num_pages` unheld pages, from the end of the least recently used leaf on.
+
+        O(log n) for each leaf, amortised, and O(1) for each page.
+        """
+        num_freed = 0
+        while num_freed < num_pages:
+            node = self.queue.oldest()
+            if node is None:
+                break
+            num_here = min(num_pages - num_freed, len(node.page_ids))
+            self.remove_last_pages(node, num_here, removal)
+            num_freed += num_here
+        return num_freed
+
+    def remove_last_pages(self, node: Node, num_pages: int, removal: Removal) -> None:
+        """Free the last pages of an unheld leaf; an edge without pages goes as well."""
+        assert node.is_evictable_leaf, f"{node!r} must stay"
+        parent = node.parent
+        assert parent is not None
+        assert parent.children is not None
+        first = len(node.page_ids) - num_pages
+        self._watcher.pages_leaving(node, first, removal)
+        if first == 0:
+            parent.children.remove(node.key(self.page_size))
+            node.version = -1
+            node.parent = None
+            self.queue.forget(node)
+            self.num_nodes -= 1
+        else:
+            node.version += 1
+        self.pages.take_from_tree(node.page_ids[first:])
+        self.num_pages -= num_pages
+        self.num_evictable_pages -= num_pages
+        del node.page_ids[first:]
+        del node.chain[first:]
+        del node.token_ids[first * self.page_size :]
+        if first == 0:
+            # A prefix was in use for as long as anything behind it was.
+            parent.last_access = max(parent.last_access, node.last_access)
+            if parent.is_evictable_leaf:
+                self.queue.offer(parent)
+            self.forget_if_idle(parent)
+
+    def forget_if_idle(self, node: Node) -> None:
+        """Drop a root below which there is nothing and which nobody holds."""
+        if node.parent is None and node.version >= 0 and not node.children and not node.holds:
+            node.version = -1
+            del self.roots[node.namespace]
+
+    def is_subsumed(self, tail: Node) -> bool:
+        """Whether a sibling begins with all tokens of `tail`."""
+        parent = tail.parent
+        assert parent is not None
+        assert parent.children is not None
+        tokens = tuple(tail.token_ids)
+        # What begins with these tokens stands directly behind them in the order.
+        following = parent.children.after(tokens)
+        return following is not None and following[: len(tokens)] == tokens
+
+    def has_beginning(self, parent: Node, tokens: PageKey) -> bool:
+        """Whether a page or tail directly below `parent` begins with `tokens`."""
+        if not parent.children:
+            return False
+        following = parent.children.at_or_after(tokens)
+        return following is not None and following[: len(tokens)] == tokens
+
+    def _drop_subsumed_by(self, parent: Node, key: PageKey) -> None:
+        """Remove the unheld tails of `parent` that are beginnings of `key`."""
+        children = parent.children
+        assert children is not None
+        if not children.num_tails:
+            return
+        for length in range(1, min(len(key), self.page_size)):
+            tail = children.by_key.get(key[:length])
+            if tail is not None and not tail.holds:
+                self.remove_last_pages(tail, 1, Removal.SUBSUMED)
+
+    # Checking
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, roots included, parents before children."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            if node.children:
+                stack.extend(node.children.by_key.values())
+
+
+def _common_prefix_length(one: list[int], other: list[int]) -> int:
+    """By bisection with slices, so that the comparing happens in C: O(n), about 2n tokens."""
+    low = 0  # equal up to here
+    high = min(len(one), len(other))  # not beyond here
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

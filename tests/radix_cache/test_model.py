@@ -1,0 +1,35 @@
+"""Random operations against a plain dictionary, the ledger checked after each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.radix_cache.model import Model
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_pages=st.integers(1, 40),
+    page_size=st.integers(1, 5),
+    num_tokens=st.integers(1, 3),
+)
+def test_random_operations_agree_with_a_dictionary(
+    seed: int, num_pages: int, page_size: int, num_tokens: int
+) -> None:
+    model = Model(seed, num_pages, page_size, num_tokens)
+    for _ in range(60):
+        model.step()
+    model.wind_down()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
+def test_a_hundred_thousand_random_operations_agree_with_a_dictionary(page_size: int) -> None:
+    for seed in range(26):
+        model = Model(seed, num_pages=4 + 3 * seed, page_size=page_size, num_tokens=2)
+        for _ in range(1_000):
+            model.step()
+        model.wind_down()
