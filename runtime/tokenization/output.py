@@ -1,0 +1,115 @@
+"""What may be shown of an output that grows token by token."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from palmette.runtime.tokenization.stream import StopMatch, StopMatcher, StreamDecoder
+
+
+class _Group:
+    """Tokens whose bytes are whole characters together, and those characters."""
+
+    __slots__ = ("end", "text", "token_ids")
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.text: list[str] = []
+        self.end = 0  # in characters, from the beginning of the output
+
+
+class OutputBuffer:
+    """What may be shown of an output that grows token by token: ids and text that agree.
+
+    Feed every generated token and take what became releasable. At every release the joined text is
+    ``b"".join(map(token_bytes, joined_ids)).decode("utf-8", "replace")``. A token is held back
+    while the text it reaches into may still turn out to be a stop string, and while it ends inside
+    a character. A token that leaves a character open is released with the one that closes it.
+
+    Once `feed` has returned a stop string, `take` gives the whole tokens before it, and `cut_text`
+    the text before it that belongs to no whole token: its beginning was in a token that the stop
+    string cut in two. Without a stop string the caller ends with `finish`, which gives everything
+    that was held back; half a character at the very end is one U+FFFD there.
+
+    Time is linear in the number of bytes, whatever the number of stop strings.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], stop: Iterable[str] = ()) -> None:
+        self._decoder = StreamDecoder(token_bytes)
+        self._matcher = StopMatcher(stop)
+        self._held: deque[_Group] = deque()  # the last may be open: it ends inside a character
+        self._num_characters = 0
+        self._match: StopMatch | None = None
+        self._cut_text = ""
+        self._is_finished = False
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that was found."""
+        return None if self._match is None else self._match.stop
+
+    @property
+    def cut_text(self) -> str:
+        """After a match: the kept text that no whole released token stands for."""
+        return self._cut_text
+
+    @property
+    def num_held(self) -> int:
+        """Number of tokens that were fed and not yet taken."""
+        return sum(len(group.token_ids) for group in self._held)
+
+    def feed(self, token_id: int) -> str | None:
+        """Add a token; the stop string that it completes, if it completes one."""
+        if self._match is not None or self._is_finished:
+            raise RuntimeError("the output has ended: a token was fed after its stop or finish")
+        is_open = bool(self._decoder.pending)
+        text = self._decoder.feed(token_id)
+        if not is_open:
+            self._held.append(_Group())
+        group = self._held[-1]
+        group.token_ids.append(token_id)
+        group.text.append(text)
+        self._num_characters += len(text)
+        group.end = self._num_characters
+        self._match = self._matcher.feed(text)
+        if self._match is not None:
+            self._cut(self._match.start)
+        return self.matched
+
+    def take(self) -> tuple[list[int], str]:
+        """Ids and text that became releasable since the last call."""
+        limit = self._num_characters
+        if self._match is None:
+            limit -= self._matcher.num_held
+        token_ids: list[int] = []
+        text: list[str] = []
+        while self._held and self._held[0].end <= limit:
+            if len(self._held) == 1 and self._decoder.pending and self._match is None:
+                break
+            group = self._held.popleft()
+            token_ids.extend(group.token_ids)
+            text.extend(group.text)
+        return token_ids, "".join(text)
+
+    def finish(self) -> tuple[list[int], str]:
+        """Everything still held back: the output ends here, at its length or an end token."""
+        if self._match is not None:
+            return self.take()
+        self._is_finished = True
+        token_ids = [token_id for group in self._held for token_id in group.token_ids]
+        text = "".join(part for group in self._held for part in group.text)
+        self._held.clear()
+        return token_ids, text + self._decoder.finish()
+
+    def _cut(self, start: int) -> None:
+        """Keep the groups that end before the stop string; the rest of the kept text is cut."""
+        kept: deque[_Group] = deque()
+        while self._held and self._held[0].end <= start:
+            kept.append(self._held.popleft())
+        rest = "".join(part for group in self._held for part in group.text)
+        if self._held:
+            first = self._held[0]
+            begin = first.end - sum(map(len, first.text))
+            self._cut_text = rest[: start - begin]
+        self._held = kept
