@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 2
 
 PYTEST := $(BIN)/python -m pytest
-INSTALL := $(BIN)/python -m pip install --quiet --progress-bar off -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -57,9 +57,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV): a minute or more the first time"
 	$(INSTALL) -e '.[dev]'
 	@touch $(EXAMPLES) $@
 
 $(EXAMPLES): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV): a minute or more the first time"
 	$(INSTALL) -e '.[examples]'
 	@touch $@

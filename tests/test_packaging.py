@@ -8,9 +8,12 @@ import sys
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("lang", "runtime", "radix_cache", "grammar")
@@ -122,3 +125,20 @@ def test_a_source_distribution_builds_the_same_wheel(
     shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
     (source,) = (tmp_path / "unpacked").iterdir()
     assert sorted(build_wheel(source, tmp_path).namelist()) == sorted(wheel.namelist())
+
+
+def test_the_tested_versions_cover_every_requirement_and_lie_in_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions = {}
+    for pin in pins:
+        assert pin.url is None
+        (specifier,) = pin.specifier
+        assert specifier.operator == "=="
+        assert "+" not in specifier.version
+        versions[canonicalize_name(pin.name)] = specifier.version
+    for text in requires("palmette") or []:
+        requirement = Requirement(text)
+        name = canonicalize_name(requirement.name)
+        if name not in ("palmette", "triton"):  # torch brings the triton that it was built for
+            assert requirement.specifier.contains(versions[name]), f"{text}: {versions[name]}"
