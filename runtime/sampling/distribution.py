@@ -15,7 +15,7 @@ import torch
 from palmette.protocol import SamplingParams
 
 # Elements of [rows, vocabulary] worked on at a time: bounds memory, stays near the caches.
-_CHUNK_ELEMENTS = 1 << 19
+_CHUNK_ELEMENTS = 1 << 17
 
 
 def draw(
@@ -61,6 +61,8 @@ def weights(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     if not filtered:
         return scaled.exp_().mul_(one).round_().long()
     result = scaled.exp().mul_(one).round_().long()
+    if len(filtered) == len(params):
+        return _filtered(result, scaled, params, one)
     places = torch.tensor(filtered, device=logits.device)
     result[places] = _filtered(result[places], scaled[places], [params[i] for i in filtered], one)
     return result
