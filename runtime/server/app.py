@@ -1,0 +1,293 @@
+"""The application: routes, who may call them, and how every error ends in the API's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from palmette.errors import InvalidRequest
+from palmette.protocol import TokenBackend
+from palmette.runtime.server.answering import answer
+from palmette.runtime.server.chat import chat_job, error_fields
+from palmette.runtime.server.completions import completion_job
+from palmette.runtime.server.errors import ApiError, error_answer
+from palmette.runtime.server.limits import ServerLimits
+from palmette.runtime.server.metrics import HasStats, render_metrics
+from palmette.runtime.server.sampling import constraint_fields
+from palmette.runtime.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from palmette.runtime.server.service import Service, off_loop
+from palmette.runtime.server.streaming import ClientGone, JsonAnswer, unless_gone
+
+Body = TypeVar("Body", bound=BaseModel)
+Endpoint = Callable[[HttpRequest], Awaitable[Response]]
+
+# What may be asked without a key: whether the server lives.
+OPEN_PATHS = frozenset({"/health", "/ready"})
+
+_LONG_BODY = 1 << 16  # bytes; longer ones are parsed on a thread
+
+
+def create_app(
+    backend: TokenBackend,
+    *,
+    model_name: str | None = None,
+    api_key: str | None = None,
+    cors_origins: Sequence[str] = (),
+    limits: ServerLimits | None = None,
+) -> FastAPI:
+    """The OpenAI API over `backend`, which stays the caller's to close.
+
+    With an `api_key`, every path but the health checks wants it as a bearer token. `cors_origins`
+    names the web pages that may call from a browser; by default none may.
+    """
+    service = Service(
+        backend=backend,
+        model_name=model_name or backend.model_name,
+        limits=limits or ServerLimits(),
+    )
+    app = FastAPI(title="Palmette", description="The OpenAI API over a Palmette engine.")
+    app.state.service = service
+    _Routes(service).add_to(app)
+    app.add_exception_handler(HTTPException, _http_error)
+    if api_key is not None:
+        if not api_key:
+            raise InvalidRequest("the API key is empty", param="api_key")
+        app.add_middleware(_ApiKey, key=api_key)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type"],
+        )
+    return app
+
+
+class _Routes:
+    """The endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def add_to(self, app: FastAPI) -> None:
+        get, post = ["GET"], ["POST"]
+        routes: list[tuple[str, list[str], Endpoint, type[BaseModel] | None]] = [
+            ("/v1/chat/completions", post, self.chat_completions, ChatRequest),
+            ("/v1/completions", post, self.completions, CompletionRequest),
+            ("/v1/models", get, self.models, None),
+            ("/v1/models/{model:path}", get, self.model, None),
+            ("/tokenize", post, self.tokenize, TokenizeRequest),
+            ("/detokenize", post, self.detokenize, DetokenizeRequest),
+            ("/flush_cache", post, self.flush_cache, None),
+            ("/health", get, self.health, None),
+            ("/ready", get, self.ready, None),
+        ]
+        if isinstance(self._service.backend, HasStats):
+            routes.append(("/metrics", get, self.metrics, None))
+        for path, methods, endpoint, body in routes:
+            app.add_api_route(
+                path,
+                _answering(endpoint),
+                methods=methods,
+                name=endpoint.__name__,
+                description=endpoint.__doc__,
+                response_model=None,
+                openapi_extra=_described(body),
+            )
+
+    async def chat_completions(self, http: HttpRequest) -> Response:
+        """Continue a conversation."""
+        body = await self._read(http, ChatRequest)
+        try:
+            job = await unless_gone(http, chat_job(body, self._service))
+            return await answer(http, self._service, job)
+        except InvalidRequest as error:
+            return _error_response(error, error_fields(body))
+
+    async def completions(self, http: HttpRequest) -> Response:
+        """Continue raw prompts."""
+        body = await self._read(http, CompletionRequest)
+        try:
+            job = await unless_gone(http, completion_job(body, self._service))
+            return await answer(http, self._service, job)
+        except InvalidRequest as error:
+            return _error_response(error, constraint_fields(body))
+
+    async def models(self, http: HttpRequest) -> Response:
+        """The one model that is served."""
+        return JsonAnswer({"object": "list", "data": [self._model()]})
+
+    async def model(self, http: HttpRequest) -> Response:
+        """The model of that name."""
+        self._service.check_model(http.path_params["model"])
+        return JsonAnswer(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        service = self._service
+        return {
+            "id": service.model_name,
+            "object": "model",
+            "created": service.started,
+            "owned_by": "palmette",
+            "max_model_len": service.backend.max_context,
+        }
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        """The token ids of a raw prompt or of a conversation, as a generation would get them."""
+        body = await self._read(http, TokenizeRequest)
+        self._service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            token_ids = await self._service.chat_prompt(body.messages)
+        else:
+            token_ids = await self._service.raw_prompt(body.prompt or "")
+        max_context = self._service.backend.max_context
+        return JsonAnswer(
+            {"tokens": token_ids, "count": len(token_ids), "max_model_len": max_context}
+        )
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        """The text of token ids, control tokens included."""
+        body = await self._read(http, DetokenizeRequest)
+        self._service.check_model(body.model)
+        self._service.check_token_ids(body.tokens, "tokens")
+        decode = self._service.backend.tokenizer.decode
+        text = await off_loop(lambda: decode(body.tokens), len(body.tokens))
+        return JsonAnswer({"prompt": text})
+
+    async def flush_cache(self, http: HttpRequest) -> Response:
+        """Drop every cached prefix that no running request holds."""
+        await asyncio.to_thread(self._service.backend.flush_cache)
+        return JsonAnswer({"flushed": True})
+
+    async def health(self, http: HttpRequest) -> Response:
+        """200 while the process answers."""
+        return JsonAnswer({"status": "ok"})
+
+    async def ready(self, http: HttpRequest) -> Response:
+        """200 while the engine takes requests, 503 after it has stopped."""
+        backend = self._service.backend
+        if isinstance(backend, HasStats):
+            await asyncio.to_thread(backend.stats)
+        return JsonAnswer({"status": "ready", "model": self._service.model_name})
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        """The engine's counters, in the text format of Prometheus."""
+        backend = self._service.backend
+        assert isinstance(backend, HasStats)
+        stats = await asyncio.to_thread(backend.stats)
+        return render_metrics(stats, self._service.num_requests)
+
+    async def _read(self, http: HttpRequest, model: type[Body]) -> Body:
+        """The body, checked. Raises ApiError or ValidationError."""
+        raw = await _read_body(http, self._service.limits.max_body_bytes)
+        if len(raw) < _LONG_BODY:
+            return model.model_validate_json(raw)
+        return await asyncio.to_thread(model.model_validate_json, raw)
+
+
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, with whatever it raises told in the API's shape."""
+
+    async def route(http: HttpRequest) -> Response:
+        try:
+            return await endpoint(http)
+        except ClientGone:
+            return Response(status_code=499)  # for the log; nobody reads it
+        except Exception as error:
+            return _error_response(error)
+
+    return route
+
+
+def _error_response(error: Exception, fields: dict[str, str] | None = None) -> Response:
+    told = error_answer(error, fields)
+    response = JsonAnswer(told.body, told.status)
+    if told.status == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def _http_error(http: HttpRequest, error: Exception) -> Response:
+    """What the router has to say: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    path, method = http.url.path[:200], http.method
+    if error.status_code == 404:
+        message = f"there is nothing at {path}"
+    elif error.status_code == 405:
+        message = f"{path} does not take {method}"
+    else:
+        message = str(error.detail)
+    response = _error_response(ApiError(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _read_body(http: HttpRequest, limit: int) -> bytes:
+    """The whole body, of at most `limit` bytes. Raises ApiError."""
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A browser asks before it sends this type to another site, and not before it sends plain text.
+    if kind != "application/json":
+        raise ApiError(415, f"the body must be application/json, not {kind[:100] or 'untyped'}")
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
+    stated = http.headers.get("content-length", "")
+    if stated.isdigit() and int(stated) > limit:
+        raise too_large
+    body = bytearray()
+    while True:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise too_large
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+class _ApiKey:
+    """Lets through who has the key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                error = ApiError(
+                    401,
+                    "the API key is missing or wrong; send it as a bearer token",
+                    code="invalid_api_key",
+                )
+                await _error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _described(body: type[BaseModel] | None) -> dict[str, Any] | None:
+    """The body for the generated API description; we read it ourselves, within limits."""
+    if body is None:
+        return None
+    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = json.loads(json.dumps(schema))
+    schema.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

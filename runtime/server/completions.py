@@ -1,0 +1,227 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from palmette.protocol import (
+    FinishReason,
+    Request,
+    ScoreRequest,
+    TokenBackend,
+    TokenEvent,
+)
+from palmette.runtime.server.answering import Job, new_id
+from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.logprobs import CompletionLogprobs, TokenNames
+from palmette.runtime.server.sampling import (
+    constraint,
+    constraint_fields,
+    num_choices,
+    sampling_params,
+    wants_stream,
+    wants_usage,
+)
+from palmette.runtime.server.schemas import CompletionRequest
+from palmette.runtime.server.service import Service
+
+# What the API takes where max_tokens is absent.
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as it is shown before its completion.
+
+    `logprobs` has one entry for each of `token_ids`, or none at all where they are not wanted.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+
+
+async def completion_job(body: CompletionRequest, service: Service) -> Job:
+    """What to do for a completion request. Raises InvalidRequest or ApiError."""
+    service.check_model(body.model)
+    if body.echo and body.logprobs:
+        raise ApiError(
+            400,
+            "logprobs above 0 together with echo is not supported: the likeliest other tokens are "
+            "not known for a prompt; logprobs=0 gives the prompt's own",
+            param="logprobs",
+        )
+    is_stream = wants_stream(body)
+    count = num_choices(body, service, len(body.prompt))
+    wanted = constraint(body)
+    prompts = [await service.raw_prompt(prompt) for prompt in body.prompt]
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if max_tokens < 0:
+        raise ApiError(400, f"max_tokens must be at least 0, got {max_tokens}", param="max_tokens")
+    answer_id = new_id("cmpl")
+    requests = [
+        Request(
+            request_id=f"{answer_id}-{prompt_index * count + index}",
+            token_ids=prompt,
+            sampling=sampling_params(
+                body,
+                service,
+                max_tokens=min(max_tokens, service.room_after(prompt)),
+                logprobs=body.logprobs,
+            ),
+            constraint=wanted,
+            # Of the choice alone, so that a prompt gets the same answer in a list as by itself.
+            path=(index,),
+            salt=body.cache_salt or "",
+        )
+        for prompt_index, prompt in enumerate(prompts)
+        for index in range(count)
+    ]
+    echoes = [
+        await _echo(given, prompt, service, body)
+        for given, prompt in zip(body.prompt, prompts, strict=True)
+        if body.echo
+    ]
+    return Job(
+        answer_id=answer_id,
+        kind="text_completion",
+        chunk_kind="text_completion",
+        requests=requests,
+        choices=CompletionChoices(
+            [echoes[i // count] if body.echo else None for i in range(len(requests))],
+            TokenNames(service.backend.tokenizer),
+            body.logprobs,
+        ),
+        choices_per_prompt=count,
+        is_stream=is_stream,
+        streams_usage=wants_usage(body),
+        fields=constraint_fields(body),
+    )
+
+
+async def _echo(
+    given: str | tuple[int, ...],
+    prompt: tuple[int, ...],
+    service: Service,
+    body: CompletionRequest,
+) -> Echo:
+    """How a prompt is shown. The prefix that was put before a text is not part of it."""
+    tokenizer = service.backend.tokenizer
+    num_hidden = 0
+    if isinstance(given, str):
+        prefix = tokenizer.prefix_ids
+        num_hidden = len(prefix) if prompt[: len(prefix)] == prefix else 0
+    shown = prompt[num_hidden:]
+    text = tokenizer.decode(shown)
+    if num_hidden and isinstance(given, str) and given != text:
+        # The text began with the prefix, spelled out.
+        num_hidden, shown, text = 0, prompt, tokenizer.decode(prompt)
+    if body.logprobs is None:
+        return Echo(text, shown, ())
+    logprobs = await _prompt_logprobs(service.backend, prompt, num_hidden, body.cache_salt or "")
+    return Echo(text, shown, logprobs)
+
+
+async def _prompt_logprobs(
+    backend: TokenBackend, prompt: tuple[int, ...], num_hidden: int, salt: str
+) -> tuple[float | None, ...]:
+    """None for the first shown token, then log P(token | all before it)."""
+    first = num_hidden + 1
+    if len(prompt) <= first:
+        return (None,) * (len(prompt) - num_hidden)
+    result = await backend.score(
+        ScoreRequest(
+            request_id=new_id("score"),
+            token_ids=prompt[:first],
+            continuations=(prompt[first:],),
+            salt=salt,
+        )
+    )
+    return (None, *result.logprobs[0])
+
+
+class CompletionChoices:
+    """The choices of a completion. `num_top` is None where no log-probabilities are wanted."""
+
+    def __init__(self, echoes: list[Echo | None], names: TokenNames, num_top: int | None) -> None:
+        self._echoes = echoes
+        self._wants_logprobs = num_top is not None
+        self._logprobs = [CompletionLogprobs(names, num_top or 0) for _ in echoes]
+        self._parts: list[list[dict[str, Any]]] = [[] for _ in echoes]
+        self._finish_reasons: list[str | None] = [None] * len(echoes)
+
+    def pieces(self, index: int, event: TokenEvent) -> list[dict[str, Any]]:
+        """The prompt, if it is echoed; new text; on the last event, the reason of the end."""
+        pieces = self._texts(index, event)
+        if event.finish_reason is not None:
+            pieces.append(_piece(index, "", None, event.finish_reason))
+        return pieces
+
+    def add(self, index: int, event: TokenEvent) -> None:
+        """Keep an event's text and log-probabilities."""
+        self._parts[index] += self._texts(index, event)
+        if event.finish_reason is not None:
+            self._finish_reasons[index] = event.finish_reason.value
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Every choice with its text."""
+        return [
+            {
+                "index": index,
+                "text": "".join(part["text"] for part in parts),
+                "logprobs": self._joined(parts),
+                "finish_reason": reason,
+            }
+            for index, (parts, reason) in enumerate(
+                zip(self._parts, self._finish_reasons, strict=True)
+            )
+        ]
+
+    def _texts(self, index: int, event: TokenEvent) -> list[dict[str, Any]]:
+        pieces = []
+        logprobs = self._logprobs[index]
+        echo = self._echoes[index]
+        if echo is not None:
+            self._echoes[index] = None
+            shown = (
+                logprobs.part(echo.text, echo.token_ids, echo.logprobs)
+                if self._wants_logprobs
+                else None
+            )
+            pieces.append(_piece(index, echo.text, shown))
+        if event.text or (event.token_ids and self._wants_logprobs):
+            shown = (
+                logprobs.part(
+                    event.text,
+                    event.token_ids,
+                    [entry.logprob for entry in event.logprobs],
+                    [entry.top for entry in event.logprobs],
+                )
+                if self._wants_logprobs
+                else None
+            )
+            pieces.append(_piece(index, event.text, shown))
+        return pieces
+
+    def _joined(self, parts: list[dict[str, Any]]) -> dict[str, list[Any]] | None:
+        if not self._wants_logprobs:
+            return None
+        joined: dict[str, list[Any]] = {
+            name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        for part in parts:
+            for name, values in part["logprobs"].items():
+                joined[name] += values
+        return joined
+
+
+def _piece(
+    index: int, text: str, logprobs: Any, finish_reason: FinishReason | None = None
+) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None if finish_reason is None else finish_reason.value,
+    }

@@ -1,0 +1,22 @@
+"""How much one request may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Bounds that keep one client from taking the server down. What passes one is refused by name.
+
+    The defaults are far above what programs send: 8 MiB of JSON are some two million tokens.
+    `max_choices` counts `n` times the number of prompts; `max_requests` those in progress at once,
+    above which clients are told to come back later.
+    """
+
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 256
+    max_requests: int = 1024
+    max_stop_strings: int = 64
+    max_stop_characters: int = 4096
+    max_logit_bias: int = 1024
