@@ -14,12 +14,15 @@
     │       └── ConstraintTooComplex         a limit of time or size was reached
     ├── ModelError
     │   ├── ModelNotFound                    name, known
+    │   │   └── ModelNotPulled               a known name whose file is not on this machine yet
     │   ├── ModelFileError                   path: damaged, truncated, or of a kind we do not load
     │   └── DownloadError                    what was fetched, and why it failed
     ├── EngineError
     │   ├── EngineStopped                    the engine was shut down, or its thread died
     │   └── RequestAborted                   aborted by the caller, a client's death, or a deadline
     └── ProgramError                         a program misused the language
+        ├── PrimitiveFailed                  primitive, where, path; `__cause__` is the original
+        ├── InvalidOutput                    name, text: a variable cannot be read as its type
         ├── VariableNotSet (also KeyError)   name
         └── BackendNotSet
 """
@@ -118,6 +121,17 @@ class ModelNotFound(ModelError):
         self.known = tuple(known)
 
 
+class ModelNotPulled(ModelNotFound):
+    """A known model whose file is not on this machine yet."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        ModelError.__init__(
+            self, f"the model {name!r} is not on this machine yet: run `palmette pull {name}` once"
+        )
+        self.name = name
+        self.known = tuple(known)
+
+
 class ModelFileError(ModelError):
     """A model file is damaged, truncated, or of a kind that is not loaded."""
 
@@ -144,6 +158,35 @@ class RequestAborted(EngineError):
 
 class ProgramError(PalmetteError):
     """A program misused the language."""
+
+
+class PrimitiveFailed(ProgramError):
+    """A primitive of the program failed; `__cause__` is what it failed with.
+
+    `where` is the file and line that appended it, `path` the branch in the fork tree.
+    """
+
+    def __init__(
+        self, primitive: str, cause: BaseException, *, where: str, path: tuple[int, ...] = ()
+    ) -> None:
+        why = str(cause) or type(cause).__name__
+        super().__init__(f"{primitive} at {where} failed: {why}")
+        self.primitive = primitive
+        self.where = where
+        self.path = path
+        self.__cause__ = cause
+
+
+class InvalidOutput(ProgramError):
+    """The text of a variable cannot be read as the type that was asked for."""
+
+    def __init__(self, name: str, text: str, wanted: str, why: str) -> None:
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        super().__init__(
+            f"variable {name!r} cannot be read as {wanted}: {why}; its text: {shown!r}"
+        )
+        self.name = name
+        self.text = text
 
 
 class VariableNotSet(ProgramError, KeyError):
