@@ -1,7 +1,131 @@
-"""Palmette: write and run structured-generation programs."""
+"""Palmette: write and run structured-generation programs.
+
+::
+
+    import palmette as pm
+
+    @pm.function
+    def capital(s, country):
+        s += pm.user(f"What is the capital of {country}?")
+        s += pm.assistant(pm.gen("answer", max_tokens=16, stop="."))
+
+    pm.set_default_backend(pm.Engine("smollm2-135m"))
+    print(capital.run(country="France")["answer"])
+
+Importing it loads neither torch nor any other large library; `Engine` is loaded when it is used.
+"""
 
 from __future__ import annotations
 
-from palmette.lang.backends.scripted import Reply, ScriptedBackend
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Reply", "ScriptedBackend"]
+from palmette.errors import (
+    BackendNotSet,
+    ConstraintError,
+    EngineError,
+    InvalidOutput,
+    InvalidRequest,
+    ModelError,
+    PalmetteError,
+    PrimitiveFailed,
+    ProgramError,
+    RequestAborted,
+    UnsupportedFeature,
+    VariableNotSet,
+)
+from palmette.lang.backend import flush_cache, get_default_backend, set_default_backend
+from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
+from palmette.lang.builders import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    gen,
+    gen_int,
+    gen_string,
+    greedy_token_selection,
+    image,
+    select,
+    separate_reasoning,
+    special,
+    system,
+    system_begin,
+    system_end,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+    user,
+    user_begin,
+    user_end,
+    video,
+)
+from palmette.lang.choices import ChoicesMethod
+from palmette.lang.function import Function, function
+from palmette.lang.state import Branches, State
+
+if TYPE_CHECKING:
+    from palmette.runtime.async_engine import AsyncEngine as Engine
+
+__all__ = [
+    "BackendNotSet",
+    "Branches",
+    "ByteTokenizer",
+    "ChoicesMethod",
+    "ConstraintError",
+    "Engine",
+    "EngineError",
+    "Function",
+    "InvalidOutput",
+    "InvalidRequest",
+    "ModelError",
+    "PalmetteError",
+    "PrimitiveFailed",
+    "ProgramError",
+    "Reply",
+    "RequestAborted",
+    "ScriptedBackend",
+    "State",
+    "UnsupportedFeature",
+    "VariableNotSet",
+    "__version__",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_default_backend",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "special",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is large when it is first asked for."""
+    if name == "Engine":
+        from palmette.runtime.async_engine import AsyncEngine
+
+        globals()[name] = AsyncEngine
+        return AsyncEngine
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("palmette")
+    raise AttributeError(f"module 'palmette' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -366,7 +366,7 @@ class ScriptedBackend:
             num_prompt = len(request.token_ids)
             num_cached = min(num_cached, num_prompt - 1)
             inner = {ids[:end] for ids in request.continuations for end in range(1, len(ids))}
-            for ids in inner:
+            for ids in sorted(inner, key=len):
                 matched = self._cache.insert(request.salt, request.token_ids + ids)
                 num_prompt += 1
                 num_cached += matched == len(request.token_ids) + len(ids)

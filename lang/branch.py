@@ -1,0 +1,197 @@
+"""A branch of a running program: its queue of operations and what they have made so far.
+
+Operations are appended by the program, in whatever thread it runs, and carried out one after the
+other by a coroutine on the executor's loop, which exists only while there is something to do.
+Everything that both sides see is guarded by the run's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from palmette.lang.signals import Signal
+from palmette.lang.transcript import Transcript
+from palmette.lang.variables import Failure, Slot
+from palmette.protocol import Usage
+
+if TYPE_CHECKING:
+    from palmette.lang.operations import Operation, Span
+    from palmette.lang.run import Run
+
+
+class Branch:
+    """One line of a program: the whole of it, or what follows a fork."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        path: tuple[int, ...] = (),
+        parent: Branch | None = None,
+        is_born: bool = True,
+    ) -> None:
+        self.run = run
+        self.path = path
+        self.parent = parent
+        self.transcript = Transcript(run.backend.tokenizer)
+        self.slots: dict[str, Slot] = {}
+        self.role: str | None = None  # as the program sees it, ahead of the transcript's
+        self.num_forks = 0
+        self.fork_chars = 0  # characters inherited from the parent
+        self.inherited: dict[str, Slot] = {}  # the parent's variables at the fork
+        self.spans: dict[str, Span] = {}  # variable scopes that are open
+        self.chunks: list[str] = []
+        self.failure: Failure | None = None
+        self.usage = Usage()
+        self.changed = Signal(run.lock)  # an operation ended, a slot came into being
+        self.text_changed = Signal(run.lock)  # a chunk of text arrived
+        self.num_submitted = 0
+        self.num_done = 0
+        self._queue: deque[Operation] = deque()
+        self._current: Operation | None = None
+        # A branch that is not born waits for its parent's coroutine to hand it its transcript.
+        self._is_driven = not is_born
+
+    def submit(self, operations: Sequence[Operation], slots: dict[str, Slot]) -> None:
+        """Queue `operations`; `slots` become the values of their names. Returns at once.
+
+        Raises RequestAborted if the run was cancelled, ProgramError if it has ended.
+        """
+        with self.run.lock:
+            self.run.check_open()
+            self.slots.update(slots)
+            self._queue.extend(operations)
+            self.num_submitted += len(operations)
+            starts = bool(operations) and not self._is_driven
+            if starts:
+                self._is_driven = True
+                self.run.branch_started(self)
+            if slots:
+                self.changed.notify()
+                self.text_changed.notify()
+        if starts:
+            self.run.work.call(self._start)
+
+    def children(self, count: int) -> list[Branch]:
+        """`count` branches that wait for this one to get to where they leave it."""
+        with self.run.lock:
+            self.run.check_open()
+            fork, self.num_forks = self.num_forks, self.num_forks + 1
+            made = []
+            for index in range(count):
+                child = Branch(self.run, path=(*self.path, fork, index), parent=self, is_born=False)
+                child.slots = dict(self.slots)
+                child.inherited = dict(self.slots)
+                child.role = self.role
+                self.run.branch_started(child)
+                made.append(child)
+        return made
+
+    def be_born(self, transcript: Transcript) -> None:
+        """Begin with a copy of `transcript`. On the loop."""
+        self.transcript = transcript.copy()
+        self.fork_chars = transcript.num_chars
+        with self.run.lock:
+            if transcript.text:
+                self.chunks.append(transcript.text)
+            self.text_changed.notify()
+        self._start()
+
+    def add_text(self, text: str, slot: Slot | None = None) -> None:
+        """Let readers see `text`. On the loop."""
+        if text:
+            with self.run.lock:
+                self.chunks.append(text)
+                if slot is not None:
+                    slot.chunks.append(text)
+                self.text_changed.notify()
+
+    def set_slot(self, slot: Slot | None, meta: dict[str, object] | None = None) -> None:
+        """The slot has its value. On the loop."""
+        if slot is not None:
+            with self.run.lock:
+                slot.meta = meta or {}
+                slot.is_set = True
+                self.changed.notify()
+                self.text_changed.notify()
+
+    def add_usage(self, usage: Usage) -> None:
+        """Count what a primitive used, here and in every branch this one came from. On the loop."""
+        with self.run.lock:
+            branch: Branch | None = self
+            while branch is not None:
+                branch.usage = _sum(branch.usage, usage)
+                branch = branch.parent
+
+    def lineage(self) -> Iterator[Branch]:
+        """This branch and those it came from."""
+        branch: Branch | None = self
+        while branch is not None:
+            yield branch
+            branch = branch.parent
+
+    def fail(self, failure: Failure) -> None:
+        """End with `failure`: what was queued fails with it, and so does what comes later."""
+        orphans: list[Branch] = []
+        with self.run.lock:
+            if self.failure is None:
+                self.failure = failure
+                self.run.branch_failed(failure)
+            dropped = [self._current] if self._current is not None else []
+            dropped += self._queue
+            self._current = None
+            self._queue.clear()
+            for operation in dropped:
+                operation.fail(self.failure)
+                orphans += operation.orphans()
+            self.num_done = self.num_submitted
+            self._is_driven = False
+            self.changed.notify()
+            self.text_changed.notify()
+            self.run.branch_ended(self)
+        for orphan in orphans:
+            orphan.fail(failure)
+
+    def _start(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._drive())
+        self.run.task_started(task)
+        task.add_done_callback(self._ended)
+
+    async def _drive(self) -> None:
+        while True:
+            with self.run.lock:
+                if not self._queue:
+                    self._is_driven = False
+                    self.run.branch_ended(self)
+                    return
+                if self.failure is not None:
+                    break
+                operation = self._current = self._queue.popleft()
+            try:
+                await operation.run(self)
+            except Exception as error:
+                self.fail(Failure(operation.name, operation.where, self.path, error))
+                return
+            with self.run.lock:
+                self._current = None
+                self.num_done += 1
+                self.changed.notify()
+        self.fail(self.failure)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.run.task_ended(task)
+        if task.cancelled():
+            self.fail(self.run.cancellation)
+            return
+        error = task.exception()
+        if error is not None:  # a fault of ours: whoever waits must hear of it all the same
+            self.fail(Failure("the executor", __name__, self.path, error))
+
+
+def _sum(left: Usage, right: Usage) -> Usage:
+    return Usage(
+        **{name: getattr(left, name) + getattr(right, name) for name in Usage.__dataclass_fields__}
+    )

@@ -1,0 +1,314 @@
+"""The functions that build what a program appends to its state.
+
+Arguments are checked here, in the caller's thread, before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from palmette.errors import InvalidRequest, UnsupportedFeature
+from palmette.lang.choices import ChoicesMethod
+from palmette.lang.nodes import (
+    Concatenation,
+    Expr,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Special,
+    as_expr,
+)
+from palmette.lang.options import sampling_overrides
+from palmette.lang.schemas import TypedOutput, output_of_dtype, output_of_schema
+from palmette.protocol import Constraint
+
+token_length_normalized = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
+greedy_token_selection = ChoicesMethod.GREEDY_TOKEN_SELECTION
+unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: object = None,
+    *,
+    repetition_penalty: float | None = None,
+    seed: int | None = None,
+    ebnf: str | None = None,
+    append: bool = False,
+    max_new_tokens: int | None = None,
+) -> Expr:
+    """The model goes on; what it writes becomes variable `name`, if one is given.
+
+    What is not given here comes from the options of the run, then from the model's own defaults;
+    `max_tokens` is 128 where neither says. A generation ends at `max_tokens`, a string of `stop` or
+    a token of `stop_token_ids` (which are no part of the text), or end-of-sequence.
+
+    `regex`, `json_schema` and `dtype` say what the whole text must be; see `output_of_schema` and
+    `output_of_dtype` for the value that results. `choices` makes it a `select`. With `append`, the
+    variable is a list to which the text is added. `seed` makes sampling repeatable, in every branch
+    differently.
+
+    Raises InvalidRequest, ValueError or TypeError for an argument that makes no sense, and
+    UnsupportedFeature for `n` above 1, `stop_regex`, `logprob_start_len`, `return_text_in_logprobs`
+    and `ebnf`, which are not honoured.
+    """
+    options = {
+        "max_tokens": max_tokens,
+        "max_new_tokens": max_new_tokens,
+        "min_tokens": min_tokens,
+        "n": n,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "repetition_penalty": repetition_penalty,
+        "ignore_eos": ignore_eos,
+        "return_logprob": return_logprob,
+        "logprob_start_len": logprob_start_len,
+        "top_logprobs_num": top_logprobs_num,
+        "return_text_in_logprobs": return_text_in_logprobs,
+        "seed": seed,
+        "ebnf": ebnf,
+    }
+    _check_name(name, append)
+    typed = {"dtype": dtype, "regex": regex, "json_schema": json_schema, "choices": choices}
+    wanted = [argument for argument, value in typed.items() if value is not None]
+    if len(wanted) > 1:
+        raise InvalidRequest(f"{' and '.join(wanted)} exclude each other", param=wanted[0])
+    if choices is not None:
+        return _gen_of_choices(name, choices, choices_method, options, append)
+    if choices_method is not None:
+        raise InvalidRequest("choices_method needs choices", param="choices_method")
+    output = _typed_output(dtype, regex, json_schema)
+    return Gen(
+        name=name,
+        overrides=sampling_overrides(options),
+        extra_stop=output.extra_stop if output else (),
+        constraint=output.constraint if output else None,
+        reader=output.reader if output else None,
+        append=append,
+    )
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expr:
+    """An integer, which is the variable's value. Takes the options of `gen`."""
+    return gen(name, max_tokens, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expr:
+    """A string in double quotes; the value is what stands between them. Takes `gen`'s options."""
+    return gen(name, max_tokens, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod | str = ChoicesMethod.PROBABILITY,
+    *,
+    seed: int | None = None,
+    append: bool = False,
+) -> Expr:
+    """One of `choices`, taken literally: the most probable one, the first of equals.
+
+    With a `temperature` it is drawn: probabilities to the power of 1 / `temperature`, normalised.
+    ``state.meta(name)["probabilities"]`` are P(option | prompt, options) and sum to 1; with one
+    option the model is not asked. `choices_method` names another rule, see `ChoicesMethod`.
+
+    Raises TypeError for an option that is not a string, ValueError where there is none, an empty
+    one, or the same one twice.
+    """
+    _check_name(name, append)
+    if choices is None:
+        raise InvalidRequest("select needs choices", param="choices")
+    options = _checked_choices(choices)
+    method = _method(choices_method)
+    overrides = sampling_overrides({"temperature": temperature, "seed": seed})
+    if temperature and method is not ChoicesMethod.PROBABILITY:
+        raise UnsupportedFeature(
+            f"temperature with choices_method={method.value!r}",
+            "only the default method draws from probabilities",
+            param="temperature",
+        )
+    return Select(
+        name=name,
+        choices=options,
+        temperature=overrides["temperature"],
+        seed=seed,
+        method=method,
+        append=append,
+    )
+
+
+def system(content: Expr | str | None = None) -> Expr:
+    """A whole message of the system."""
+    return _message("system", content)
+
+
+def user(content: Expr | str | None = None) -> Expr:
+    """A whole message of the user."""
+    return _message("user", content)
+
+
+def assistant(content: Expr | str | None = None) -> Expr:
+    """A whole message of the assistant."""
+    return _message("assistant", content)
+
+
+def system_begin() -> Expr:
+    """Opens a message of the system."""
+    return RoleBegin("system")
+
+
+def system_end() -> Expr:
+    """Closes the message of the system."""
+    return RoleEnd("system")
+
+
+def user_begin() -> Expr:
+    """Opens a message of the user."""
+    return RoleBegin("user")
+
+
+def user_end() -> Expr:
+    """Closes the message of the user."""
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Expr:
+    """Opens a message of the assistant, as the model's template has it before a generation."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Expr:
+    """Closes the message of the assistant."""
+    return RoleEnd("assistant")
+
+
+def special(text: str) -> Expr:
+    """Text with control tokens spelled out, as in ``special("<|im_end|>")``, in a role or outside.
+
+    Appending it raises ProgramError if the model has no such token.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"special takes a string, got {type(text).__name__}")
+    return Special(text)
+
+
+def image(*_: object, **__: object) -> NoReturn:
+    """Raises UnsupportedFeature: the models here read text only."""
+    raise UnsupportedFeature("image", "the models here read text only", param="image")
+
+
+def video(*_: object, **__: object) -> NoReturn:
+    """Raises UnsupportedFeature: the models here read text only."""
+    raise UnsupportedFeature("video", "the models here read text only", param="video")
+
+
+def separate_reasoning(*_: object, **__: object) -> NoReturn:
+    """Raises UnsupportedFeature: end a gen with stop= where the reasoning ends instead."""
+    raise UnsupportedFeature(
+        "separate_reasoning", "give the reasoning a gen of its own that stops at its end mark"
+    )
+
+
+def _message(role: str, content: Expr | str | None) -> Expr:
+    parts = () if content is None else tuple(as_expr(content).flatten())
+    return Concatenation((RoleBegin(role), *parts, RoleEnd(role)))
+
+
+def _gen_of_choices(
+    name: str | None,
+    choices: Sequence[str],
+    method: ChoicesMethod | str | None,
+    options: dict[str, Any],
+    append: bool,
+) -> Expr:
+    temperature, seed = options["temperature"], options["seed"]
+    for option, value in options.items():
+        if value is not None and option not in ("temperature", "seed"):
+            raise UnsupportedFeature(
+                f"{option} with choices", "a choice is scored, not generated", param=option
+            )
+    return select(
+        name,
+        choices,
+        0.0 if temperature is None else temperature,
+        ChoicesMethod.PROBABILITY if method is None else method,
+        seed=seed,
+        append=append,
+    )
+
+
+def _typed_output(
+    dtype: type | str | None, regex: str | None, json_schema: object
+) -> TypedOutput | None:
+    if dtype is not None:
+        return output_of_dtype(dtype)
+    if regex is not None:
+        return TypedOutput(Constraint.regex(regex), None)
+    return None if json_schema is None else output_of_schema(json_schema)
+
+
+def _checked_choices(choices: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(choices, str):
+        raise TypeError("choices must be a list of strings, got one string")
+    options = tuple(choices)
+    for option in options:
+        if not isinstance(option, str):
+            raise TypeError(f"choices must be strings, got {option!r}")
+    if not options:
+        raise InvalidRequest("choices must not be empty", param="choices")
+    if "" in options:
+        raise InvalidRequest("an empty choice cannot be scored", param="choices")
+    seen: set[str] = set()
+    for option in options:
+        if option in seen:
+            raise InvalidRequest(f"choices has {option!r} twice", param="choices")
+        seen.add(option)
+    return options
+
+
+def _method(method: ChoicesMethod | str) -> ChoicesMethod:
+    try:
+        return ChoicesMethod(method)
+    except ValueError:
+        known = ", ".join(repr(each.value) for each in ChoicesMethod)
+        raise UnsupportedFeature(
+            f"choices_method={method!r}", f"it is one of {known}", param="choices_method"
+        ) from None
+
+
+def _check_name(name: str | None, append: bool) -> None:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
+    if append and not name:
+        raise InvalidRequest("append needs a name", param="append")

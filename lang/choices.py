@@ -1,0 +1,141 @@
+"""Which option a `select` picks, and how likely the model finds each.
+
+Every option is encoded together with the constants that wait before it, so that a token may span
+the boundary. All options are scored from one place: the first token in which the prompt with some
+option differs from the prompt alone. An option's likelihood is the product of the conditional
+probabilities of its tokens from there on. Where its tokens are the beginning of longer options, it
+is multiplied by the probability that the model does not go on into one of those. The probabilities
+are the likelihoods divided by their sum.
+
+The rules known from SGLang are there by name. They pick by another score; the probabilities
+reported are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from palmette.protocol import Piece, Tokenizer
+
+
+class ChoicesMethod(str, Enum):
+    """The rule by which `select` picks an option. Ties go to the option listed first."""
+
+    # The most probable whole option.
+    PROBABILITY = "probability"
+    # The highest mean log-probability of the option's tokens.
+    TOKEN_LENGTH_NORMALIZED = "token_length_normalized"
+    # The likeliest first token; ties at one token are settled by the next. An option that has
+    # ended stands in with its mean log-probability.
+    GREEDY_TOKEN_SELECTION = "greedy_token_selection"
+    # The highest mean of log-probability minus log-probability without the prompt, where the
+    # latter is 0 for the first token.
+    UNCONDITIONAL_LIKELIHOOD_NORMALIZED = "unconditional_likelihood_normalized"
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedOptions:
+    """The prompt that all options share, and the tokens of each from there on."""
+
+    prompt_ids: tuple[int, ...]
+    continuations: tuple[tuple[int, ...], ...]
+
+
+def encode_options(
+    tokenizer: Tokenizer,
+    encoded_ids: tuple[int, ...],
+    pending: Sequence[Piece],
+    options: Sequence[str],
+) -> EncodedOptions:
+    """Each option encoded after `pending`, cut where the first of them leaves the prompt."""
+    alone = tokenizer.encode(pending) if pending else []
+    full = [tokenizer.encode([*pending, Piece(option)]) for option in options]
+    start = min(_num_common(alone, ids) for ids in full)
+    return EncodedOptions((*encoded_ids, *alone[:start]), tuple(tuple(ids[start:]) for ids in full))
+
+
+def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    for position, (a, b) in enumerate(zip(left, right)):  # noqa: B905 - the shorter one decides
+        if a != b:
+            return position
+    return min(len(left), len(right))
+
+
+def log_likelihoods(
+    continuations: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]
+) -> list[float]:
+    """For each option log P(its tokens, and no longer option | prompt)."""
+    after: dict[tuple[int, ...], dict[int, float]] = {}
+    for ids, values in zip(continuations, logprobs, strict=True):
+        for depth in range(1, len(ids)):
+            after.setdefault(ids[:depth], {})[ids[depth]] = values[depth]
+    totals = []
+    for ids, values in zip(continuations, logprobs, strict=True):
+        going_on = math.fsum(math.exp(value) for value in after.get(ids, {}).values())
+        totals.append(math.fsum(values) + _log(max(0.0, 1.0 - going_on)))
+    return totals
+
+
+def normalize(logs: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """Probabilities that sum to 1; all equal if none of them is possible."""
+    best = max(logs)
+    if best == -math.inf:
+        return [1 / len(logs)] * len(logs)
+    weights = [math.exp((value - best) / temperature) for value in logs]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
+
+
+def mean_logprobs(logprobs: Sequence[Sequence[float]]) -> list[float]:
+    """The mean log-probability of each option's tokens."""
+    return [math.fsum(values) / len(values) for values in logprobs]
+
+
+def greedy_walk(
+    continuations: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]
+) -> int:
+    """The option left after keeping, token by token, those whose token is the likeliest."""
+    means = mean_logprobs(logprobs)
+    remaining = list(range(len(continuations)))
+    for depth in range(max(map(len, continuations))):
+
+        def at(option: int, depth: int = depth) -> float:
+            values = logprobs[option]
+            return values[depth] if depth < len(values) else means[option]
+
+        best = max(map(at, remaining))
+        remaining = [option for option in remaining if at(option) == best]
+        if len(remaining) == 1:
+            break
+    return remaining[0]
+
+
+def normalized_by_unconditional(
+    logprobs: Sequence[Sequence[float]], unconditional: Sequence[Sequence[float]]
+) -> list[float]:
+    """The mean of log-probability minus `unconditional` log-probability of each option's tokens."""
+    return [
+        -math.inf
+        if -math.inf in values
+        else math.fsum(a - b for a, b in zip(values, alone, strict=True)) / len(values)
+        for values, alone in zip(logprobs, unconditional, strict=True)
+    ]
+
+
+def best_of(scores: Sequence[float]) -> int:
+    """The place of the highest score, the first of equal ones."""
+    return max(range(len(scores)), key=lambda option: (scores[option], -option))
+
+
+def draw(probabilities: Sequence[float], seed: int | None, key: tuple[object, ...]) -> int:
+    """One option at random; with a seed, always the same one for the same `key`."""
+    source = random.Random(None if seed is None else repr((seed, *key)))
+    return source.choices(range(len(probabilities)), weights=probabilities)[0]
+
+
+def _log(probability: float) -> float:
+    return math.log(probability) if probability > 0 else -math.inf

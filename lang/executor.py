@@ -1,0 +1,106 @@
+"""The threads that programs share, whatever their number: one event loop for the work of all
+states, one for `async def` programs called from plain code, and a bounded pool for plain functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop on a thread of its own, started when it is first needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Have the loop call `function`; returns at once."""
+        self._running().call_soon_threadsafe(function, *arguments)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `coroutine` on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running())
+
+    def is_current(self) -> bool:
+        """Whether the calling code runs on this loop."""
+        return self._loop is not None and asyncio._get_running_loop() is self._loop
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            # A forked process has the loop but not its thread.
+            if self._loop is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._loop.run_forever, name=self._name, daemon=True
+                ).start()
+            return self._loop
+
+
+class ThreadPool:
+    """At most `size` daemon threads, started as they are needed; more work waits its turn.
+
+    The threads of concurrent.futures are joined when the interpreter ends, which would make a
+    Ctrl-C wait for programs that are busy; these are not.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_threads = 0
+        self._num_idle = 0
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Call `function` on a thread of the pool, in the caller's context."""
+        future: Future[T] = Future()
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(context.run(function))
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:
+            self._work.put(work)
+            if self._num_idle:
+                self._num_idle -= 1
+            elif self._num_threads < self._size:
+                self._num_threads += 1
+                threading.Thread(
+                    target=self._serve, name=f"{self._name}-{self._num_threads}", daemon=True
+                ).start()
+        return future
+
+    def close(self) -> None:
+        """Let the threads end when the work that was submitted is done."""
+        with self._lock:
+            for _ in range(self._num_threads):
+                self._work.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            work = self._work.get()
+            if work is None:
+                return
+            work()
+            del work
+            with self._lock:
+                if self._work.empty():
+                    self._num_idle += 1

@@ -1,0 +1,344 @@
+"""The decorator that makes a program of a function, and the ways to run one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from palmette.errors import ProgramError, UnsupportedFeature
+from palmette.lang import batch
+from palmette.lang.backend import resolve_backend
+from palmette.lang.call import Call
+from palmette.lang.executor import LoopThread, ThreadPool
+from palmette.lang.options import OPTION_NAMES, sampling_overrides
+from palmette.lang.run import Run
+from palmette.lang.state import State
+from palmette.protocol import TokenBackend
+
+# Programs that are streamed or awaited although they are plain functions hold a thread each while
+# they run; more than this wait their turn.
+_MAX_PROGRAM_THREADS = 128
+
+# How many runs of a batch are under way at a time where the caller does not say. A plain function
+# holds a thread (some 100 KiB) while it waits for a variable, an async one does not.
+_MAX_BATCH_THREADS = 96
+_MAX_ASYNC_RUNS = 1024
+
+_THREADS = ThreadPool(_MAX_PROGRAM_THREADS, "palmette-program")
+_PROGRAMS = LoopThread("palmette-programs")
+
+
+class Function:
+    """A program: a function (or ``async def``) whose first parameter is the state it appends to.
+
+    Its own parameters are passed to `run` and its kin by position or name. Every other keyword is
+    an option that the program's `gen`s use where they do not say otherwise (`temperature`,
+    `max_tokens`, `stop`, `seed`, ...); where a parameter has the name of an option, it is meant.
+    """
+
+    def __init__(self, func: Callable[..., Any], *, bound: Mapping[str, Any] | None = None) -> None:
+        functools.update_wrapper(self, func)
+        self.func = func
+        self.is_async = inspect.iscoroutinefunction(func)
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise TypeError(f"{func.__name__} is a generator: a program does not yield")
+        self._bound = dict(bound or {})
+        self._signature = inspect.signature(func)
+        parameters = list(self._signature.parameters.values())
+        if not parameters or parameters[0].kind not in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
+            raise TypeError(f"{func.__name__} needs a first parameter: the state it appends to")
+        self._parameters = parameters[1:]
+        self._names = {parameter.name for parameter in self._parameters}
+
+    @property
+    def arg_names(self) -> list[str]:
+        """The program's own parameters."""
+        return [parameter.name for parameter in self._parameters]
+
+    def __repr__(self) -> str:
+        return f"<palmette function {self.func.__name__}{self._signature}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `run`; with a state as first argument, the program's body, appending to that state."""
+        if args and isinstance(args[0], State):
+            return self.func(*args, **{**self._bound, **kwargs})
+        return self.run(*args, **kwargs)
+
+    def bind(self, **arguments: Any) -> Function:
+        """The program with some of its arguments given. Raises TypeError for unknown ones."""
+        for name in arguments:
+            if name not in self._names:
+                raise TypeError(f"{self.func.__name__} has no parameter named {name!r}")
+        return Function(self.func, bound={**self._bound, **arguments})
+
+    def run(
+        self,
+        *args: Any,
+        backend: TokenBackend | None = None,
+        stream: bool = False,
+        **kwargs: Any,
+    ) -> State:
+        """Run the program and wait for all it has started.
+
+        Raises what the program raises, and the first failure of a primitive that it has not come to
+        see. Ctrl-C aborts what runs. With `stream`, returns at once, as `stream()` does.
+        """
+        if stream:
+            return self.stream(*args, backend=backend, **kwargs)
+        call = self._call(args, kwargs, backend)
+        if self.is_async:
+            if _PROGRAMS.is_current():
+                raise ProgramError(
+                    f"{self.func.__name__} is async: an async program awaits its run_async()"
+                )
+            future = _PROGRAMS.spawn(call.run_async())
+            try:
+                future.result()
+            except BaseException:
+                call.cancel()
+                raise
+        else:
+            call.run()
+        return call.state
+
+    async def run_async(
+        self, *args: Any, backend: TokenBackend | None = None, **kwargs: Any
+    ) -> State:
+        """As `run`, without blocking the event loop. An ``async def`` runs on this loop, a plain
+        function on a thread. Cancelling aborts what runs.
+        """
+        call = self._call(args, kwargs, backend)
+        await self._awaited(call)
+        return call.state
+
+    def stream(self, *args: Any, backend: TokenBackend | None = None, **kwargs: Any) -> State:
+        """Start the program and return its state at once, to be read as it comes."""
+        call = self._call(args, kwargs, backend)
+        if self.is_async:
+            _PROGRAMS.spawn(call.run_quietly_async())
+        else:
+            _THREADS.submit(call.run_quietly)
+        return call.state
+
+    def stream_async(self, *args: Any, backend: TokenBackend | None = None, **kwargs: Any) -> State:
+        """As `stream`, with an ``async def`` on the running loop: ``async for chunk in ...``."""
+        call = self._call(args, kwargs, backend)
+        if self.is_async:
+            call.start_on(asyncio.get_running_loop())
+        else:
+            _THREADS.submit(call.run_quietly)
+        return call.state
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        generator_style: Literal[False] = False,
+        **options: Any,
+    ) -> list[Any]: ...
+    @overload
+    def run_batch(
+        self, batch_kwargs: Sequence[Any], *, generator_style: Literal[True], **options: Any
+    ) -> Iterator[Any]: ...
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        generator_style: bool = False,
+        backend: TokenBackend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress: bool = False,
+        progress_bar: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        **options: Any,
+    ) -> list[Any] | Iterator[Any]:
+        """The states of one run for each item, in order.
+
+        An item is a dict of arguments, or a list of them by position, or the one argument itself.
+        At most `num_threads` programs run at a time. `progress` shows a bar on standard error. A
+        program that fails cancels the others and is raised; with ``on_error="return"``, its
+        exception stands in its place. `generator_style` yields the states in order as they come.
+        """
+        plan = self._plan(
+            batch_kwargs, options, backend, num_threads, progress or progress_bar, on_error
+        )
+        if generator_style:
+            return batch.without_index(batch.run_plan(plan, in_order=True))
+        return batch.collect(batch.run_plan(plan), len(plan.makers))
+
+    def run_batch_iter(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        backend: TokenBackend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        **options: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """As `run_batch`, but yields (index, state) as each program finishes.
+
+        No more than `num_threads` programs are started and not yet yielded. Closing the iterator
+        cancels what runs.
+        """
+        plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
+        return batch.run_plan(plan)
+
+    async def run_batch_async(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        backend: TokenBackend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        **options: Any,
+    ) -> list[Any]:
+        """As `run_batch`, without blocking the event loop."""
+        plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
+        found: list[Any] = [None] * len(plan.makers)
+        async for index, result in batch.run_plan_async(plan):
+            found[index] = result
+        return found
+
+    def run_batch_iter_async(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        backend: TokenBackend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        **options: Any,
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """As `run_batch_iter`, without blocking the event loop."""
+        plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
+        return batch.run_plan_async(plan)
+
+    def _call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: TokenBackend | None
+    ) -> Call:
+        """The call, its arguments checked against the program's parameters."""
+        arguments, options = self._split(kwargs)
+        return self._make_call(
+            args, arguments, resolve_backend(backend), sampling_overrides(options)
+        )
+
+    def _make_call(
+        self,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        backend: TokenBackend,
+        defaults: Mapping[str, Any],
+    ) -> Call:
+        return Call(
+            self.func,
+            args,
+            self._checked(args, arguments),
+            Run(backend, defaults, is_async=self.is_async),
+        )
+
+    def _checked(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """All keyword arguments. Raises TypeError if they do not fit the program."""
+        for name in arguments:
+            if name in self._bound:
+                raise TypeError(f"argument {name!r} of {self.func.__name__} is bound already")
+        merged = {**self._bound, **arguments}
+        try:
+            self._signature.bind(None, *args, **merged)
+        except TypeError as error:
+            raise TypeError(f"{self.func.__name__}: {error}") from None
+        return merged
+
+    def _split(self, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is for the program, and what are options of the run."""
+        options = {
+            name: value
+            for name, value in kwargs.items()
+            if name in OPTION_NAMES and name not in self._names
+        }
+        return {n: v for n, v in kwargs.items() if n not in options}, options
+
+    def _plan(
+        self,
+        items: Sequence[Any],
+        options: Mapping[str, Any],
+        backend: TokenBackend | None,
+        num_threads: int | Literal["auto"],
+        shows_progress: bool,
+        on_error: str,
+    ) -> batch.Plan:
+        if on_error not in ("raise", "return"):
+            raise ValueError(f"on_error must be 'raise' or 'return', got {on_error!r}")
+        if num_threads == "auto":
+            num_threads = _MAX_ASYNC_RUNS if self.is_async else _MAX_BATCH_THREADS
+        if not isinstance(num_threads, int) or num_threads < 1:
+            raise ValueError(f"num_threads must be 'auto' or at least 1, got {num_threads!r}")
+        shared, run_options = self._split(options)
+        resolved, defaults = resolve_backend(backend), sampling_overrides(run_options)
+        makers = []
+        for index, item in enumerate(items):
+            args, arguments = _arguments_of(item)
+            try:
+                self._checked(args, {**shared, **arguments})
+            except TypeError as error:
+                raise TypeError(f"item {index} of the batch: {error}") from None
+            makers.append(
+                functools.partial(
+                    self._make_call, args, {**shared, **arguments}, resolved, defaults
+                )
+            )
+        return batch.Plan(
+            makers=makers,
+            max_running=num_threads,
+            returns_errors=on_error == "return",
+            shows_progress=shows_progress,
+            spawn=(lambda call: _PROGRAMS.spawn(call.run_async())) if self.is_async else None,
+            awaited=self._awaited,
+        )
+
+    async def _awaited(self, call: Call) -> None:
+        if self.is_async:
+            await call.run_async()
+            return
+        try:
+            await asyncio.wrap_future(_THREADS.submit(call.run))
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+
+
+def _arguments_of(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Positional and keyword arguments of one item of a batch."""
+    if isinstance(item, Mapping):
+        return (), dict(item)
+    return (tuple(item), {}) if isinstance(item, (list, tuple)) else ((item,), {})
+
+
+@overload
+def function(func: Callable[..., Any]) -> Function: ...
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Make a program of a function; with or without parentheses.
+
+    Raises UnsupportedFeature for `num_api_spec_tokens`, which is for remote text APIs.
+    """
+    if num_api_spec_tokens is not None:
+        raise UnsupportedFeature(
+            "num_api_spec_tokens",
+            "token backends share prefixes instead of guessing ahead",
+            param="num_api_spec_tokens",
+        )
+    return Function if func is None else Function(func)

@@ -1,0 +1,330 @@
+"""What a branch's coroutine carries out: one operation for each part of what a program appends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from palmette.errors import EngineError, RequestAborted
+from palmette.lang.choices import (
+    ChoicesMethod,
+    EncodedOptions,
+    best_of,
+    draw,
+    encode_options,
+    greedy_walk,
+    log_likelihoods,
+    mean_logprobs,
+    normalize,
+    normalized_by_unconditional,
+)
+from palmette.lang.nodes import Select
+from palmette.lang.variables import Failure, Slot
+from palmette.protocol import (
+    ChatTemplate,
+    Constraint,
+    FinishReason,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from palmette.lang.branch import Branch
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Operation:
+    """`name` and `where` tell the user which primitive it is; `slot` is what it sets, if any."""
+
+    name: str
+    where: str
+    slot: Slot | None = None
+
+    async def run(self, branch: Branch) -> None:
+        """Carry it out."""
+        raise NotImplementedError
+
+    def fail(self, failure: Failure) -> None:
+        """It will not be carried out, or not to its end. With the run's lock held."""
+        if self.slot is not None and not self.slot.is_set:
+            self.slot.failure = failure
+
+    def orphans(self) -> Sequence[Branch]:
+        """Branches that now will never be born."""
+        return ()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AppendText(Operation):
+    """Add a constant."""
+
+    text: str
+    is_special: bool = False
+
+    async def run(self, branch: Branch) -> None:
+        transcript = branch.transcript
+        append = transcript.append_special if self.is_special else transcript.append
+        branch.add_text(append(self.text))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BeginRole(Operation):
+    """Open a message."""
+
+    role: str
+    template: ChatTemplate
+
+    async def run(self, branch: Branch) -> None:
+        branch.add_text(branch.transcript.begin_role(self.template, self.role))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EndRole(Operation):
+    """Close the open message."""
+
+    template: ChatTemplate
+
+    async def run(self, branch: Branch) -> None:
+        branch.add_text(branch.transcript.end_role(self.template))
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Where a variable scope began."""
+
+    start: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class BeginScope(Operation):
+    """Remember where the text of a variable begins."""
+
+    span: Span
+
+    async def run(self, branch: Branch) -> None:
+        self.span.start = branch.transcript.num_chars
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EndScope(Operation):
+    """Set a variable to the text since its scope began."""
+
+    span: Span
+
+    async def run(self, branch: Branch) -> None:
+        assert self.slot is not None
+        self.slot.chunks.append(branch.transcript.text[self.span.start :])
+        branch.set_slot(self.slot)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Fork(Operation):
+    """Let children begin where the branch is now."""
+
+    children: list[Branch]
+
+    async def run(self, branch: Branch) -> None:
+        for child in self.children:
+            child.be_born(branch.transcript)
+
+    def orphans(self) -> Sequence[Branch]:
+        return self.children
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AppendBranches(Operation):
+    """Add what other branches made since their fork, as a constant."""
+
+    branches: Sequence[Branch]
+
+    async def run(self, branch: Branch) -> None:
+        for other in self.branches:
+            branch.add_text(branch.transcript.append(other.transcript.text[other.fork_chars :]))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Generate(Operation):
+    """Have the model go on."""
+
+    sampling: SamplingParams
+    constraint: Constraint | None
+
+    async def run(self, branch: Branch) -> None:
+        request = Request(
+            request_id=branch.run.next_request_id(branch),
+            token_ids=branch.transcript.commit(),
+            sampling=self.sampling,
+            constraint=self.constraint,
+            path=branch.path,
+        )
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        async with _closing(branch.run.backend.generate(request)) as events:
+            async for event in events:
+                token_ids += event.token_ids
+                logprobs += event.logprobs
+                branch.transcript.extend(event.token_ids, event.text)
+                branch.add_text(event.text, self.slot)
+                if event.usage is not None:
+                    branch.add_usage(event.usage)
+                if event.finish_reason is None:
+                    continue
+                if event.error is not None:
+                    raise event.error
+                if event.finish_reason is FinishReason.ABORT:
+                    raise RequestAborted("the request was aborted")
+                meta = {
+                    "finish_reason": event.finish_reason.value,
+                    "stop_reason": event.stop_reason,
+                    "token_ids": tuple(token_ids),
+                    **usage_figures(event.usage or Usage()),
+                }
+                if self.sampling.logprobs is not None:
+                    meta["logprobs"] = tuple(logprobs)
+                branch.set_slot(self.slot, meta)
+                return
+        raise EngineError("the backend ended the generation without saying why")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Choose(Operation):
+    """Append the option that the model finds best."""
+
+    select: Select
+    seed: int | None
+
+    async def run(self, branch: Branch) -> None:
+        options = self.select.choices
+        transcript = branch.transcript
+        if len(options) == 1:  # nothing to decide, so nothing is asked of the model
+            branch.add_text(transcript.append_option(options[0]), self.slot)
+            branch.set_slot(self.slot, self._meta([0.0], [1.0], [0.0], [(0.0,)], [()], Usage()))
+            return
+        encoded = encode_options(
+            branch.run.backend.tokenizer, transcript.prompt_ids, transcript.pending, options
+        )
+        result = await self._score(branch, encoded.prompt_ids, encoded.continuations)
+        usage = result.usage
+        totals = log_likelihoods(encoded.continuations, result.logprobs)
+        probabilities = normalize(totals)
+        position = len(encoded.prompt_ids)
+        chosen, scores = await self._pick(branch, encoded, result, totals, position)
+        transcript.choose(encoded.prompt_ids + encoded.continuations[chosen], options[chosen])
+        branch.add_text(options[chosen], self.slot)
+        meta = self._meta(
+            totals, probabilities, scores, result.logprobs, encoded.continuations, usage
+        )
+        branch.set_slot(self.slot, meta)
+
+    async def _pick(
+        self,
+        branch: Branch,
+        encoded: EncodedOptions,
+        result: ScoreResult,
+        totals: list[float],
+        position: int,
+    ) -> tuple[int, list[float]]:
+        """The place of the chosen option, and the scores it was chosen by."""
+        select = self.select
+        if select.method is ChoicesMethod.TOKEN_LENGTH_NORMALIZED:
+            scores = mean_logprobs(result.logprobs)
+            return best_of(scores), scores
+        if select.method is ChoicesMethod.GREEDY_TOKEN_SELECTION:
+            scores = [values[0] for values in result.logprobs]
+            return greedy_walk(encoded.continuations, result.logprobs), scores
+        if select.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
+            unconditional = await self._unconditional(branch, encoded.continuations)
+            scores = normalized_by_unconditional(result.logprobs, unconditional)
+            return best_of(scores), scores
+        if select.temperature == 0:
+            return best_of(totals), totals
+        weights = normalize(totals, select.temperature)
+        return draw(weights, self.seed, (branch.path, position)), totals
+
+    async def _unconditional(
+        self, branch: Branch, continuations: Sequence[tuple[int, ...]]
+    ) -> list[tuple[float, ...]]:
+        """Log-probabilities of each option's tokens without the prompt; 0 for the first."""
+        prefix_ids = branch.run.backend.tokenizer.prefix_ids
+        rest: dict[int, list[tuple[int, ...]]] = {}
+        for ids in continuations:
+            if len(ids) > 1:
+                rest.setdefault(ids[0], []).append(ids[1:])
+        known: dict[tuple[int, ...], tuple[float, ...]] = {}
+        for first, tails in rest.items():
+            result = await self._score(branch, (*prefix_ids, first), tuple(dict.fromkeys(tails)))
+            for tail, values in zip(dict.fromkeys(tails), result.logprobs, strict=True):
+                ids = (first, *tail)
+                known[ids] = (0.0, *values)
+        return [known.get(ids, (0.0,)) for ids in continuations]
+
+    async def _score(
+        self,
+        branch: Branch,
+        prompt_ids: tuple[int, ...],
+        continuations: tuple[tuple[int, ...], ...],
+    ) -> ScoreResult:
+        request = ScoreRequest(
+            request_id=branch.run.next_request_id(branch),
+            token_ids=prompt_ids,
+            continuations=continuations,
+        )
+        result = await branch.run.backend.score(request)
+        branch.add_usage(result.usage)
+        return result
+
+    def _meta(
+        self,
+        totals: Sequence[float],
+        probabilities: Sequence[float],
+        scores: Sequence[float],
+        logprobs: Sequence[Sequence[float]],
+        continuations: Sequence[tuple[int, ...]],
+        usage: Usage,
+    ) -> dict[str, Any]:
+        options = self.select.choices
+        return {
+            "method": self.select.method.value,
+            "probabilities": dict(zip(options, probabilities, strict=True)),
+            "log_likelihoods": dict(zip(options, totals, strict=True)),
+            "scores": dict(zip(options, scores, strict=True)),
+            "token_ids": dict(zip(options, continuations, strict=True)),
+            "token_logprobs": dict(zip(options, map(tuple, logprobs), strict=True)),
+            "finish_reason": FinishReason.STOP.value,
+            **usage_figures(usage),
+        }
+
+
+@asynccontextmanager
+async def _closing(events: AsyncIterator[TokenEvent]) -> AsyncIterator[AsyncIterator[TokenEvent]]:
+    """Close the iterator however the block ends, which aborts a request that still runs."""
+    try:
+        yield events
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def usage_figures(usage: Usage) -> dict[str, Any]:
+    """The counts and times of one primitive, times in milliseconds."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "prefilled_tokens": usage.prefilled_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "decoded_tokens": usage.decoded_tokens,
+        "forced_tokens": usage.forced_tokens,
+        "recomputed_tokens": usage.recomputed_tokens,
+        "num_preemptions": usage.num_preemptions,
+        "queued_milliseconds": usage.queued_seconds * 1000,
+        "first_token_milliseconds": usage.first_token_seconds * 1000,
+        "milliseconds": usage.total_seconds * 1000,
+    }

@@ -1,0 +1,126 @@
+"""One run of a program: its backend, its defaults, and all its branches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from palmette.errors import PalmetteError, ProgramError, RequestAborted
+from palmette.lang.branch import Branch
+from palmette.lang.executor import LoopThread
+from palmette.lang.signals import Signal
+from palmette.lang.variables import Failure
+from palmette.protocol import TokenBackend
+
+_WORK = LoopThread("palmette-lang")
+
+
+class Run:
+    """What the branches of one call of a program share.
+
+    `is_async` says that the program is an `async def`, which must not block its event loop.
+    """
+
+    def __init__(
+        self, backend: TokenBackend, defaults: Mapping[str, Any], *, is_async: bool = False
+    ) -> None:
+        self.run_id = uuid.uuid4().hex
+        self.backend = backend
+        self.defaults = defaults
+        self.is_async = is_async
+        self.lock = threading.Lock()
+        self.work = _WORK
+        self.changed = Signal(self.lock)
+        self.is_finished = False
+        self.error: BaseException | None = None  # what the program itself ended with
+        self.return_value: Any = None
+        self._num_requests = 0
+        self._live: set[Branch] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: list[Failure] = []
+        self._cancellation: Failure | None = None
+        self.root = Branch(self)
+
+    @property
+    def cancellation(self) -> Failure:
+        """What cancelled operations fail with."""
+        return self._cancellation or Failure("", "", (), RequestAborted("the run was cancelled"))
+
+    def next_request_id(self, branch: Branch) -> str:
+        """An id no other request has. On the loop."""
+        self._num_requests += 1
+        place = ".".join(map(str, branch.path)) or "root"
+        return f"{self.run_id}-{place}-{self._num_requests}"
+
+    def check_open(self) -> None:
+        """Raise unless the program may go on. With the lock held."""
+        if self._cancellation is not None:
+            raise self._cancellation.error()
+        if self.is_finished:
+            raise ProgramError("the program has ended; its state can only be read")
+
+    def cancel(self, why: str = "the run was cancelled") -> None:
+        """Abort what runs and drop what is queued; does nothing on a run that has ended."""
+        with self.lock:
+            if self.is_finished or self._cancellation is not None:
+                return
+            self._cancellation = Failure("", "", (), RequestAborted(why))
+        self.work.call(self._cancel_tasks)
+
+    def wait_idle(self) -> None:
+        """Block until no branch has anything left to do."""
+        self.changed.wait(self._is_idle)
+
+    async def wait_idle_async(self) -> None:
+        """As `wait_idle`, without blocking the event loop."""
+        await self.changed.wait_async(self._is_idle)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The program has returned, or raised `error`, and no branch has anything left to do."""
+        with self.lock:
+            if error is None:
+                error = self._unraised_failure()
+            self.is_finished = True
+            self.error = error
+            self.changed.notify()
+            self.root.changed.notify()
+            self.root.text_changed.notify()
+
+    def branch_started(self, branch: Branch) -> None:
+        """A branch has something to do. With the lock held."""
+        self._live.add(branch)
+
+    def branch_ended(self, branch: Branch) -> None:
+        """A branch has nothing left to do. With the lock held."""
+        self._live.discard(branch)
+        if not self._live:
+            self.changed.notify()
+
+    def branch_failed(self, failure: Failure) -> None:
+        """A branch has failed. With the lock held."""
+        self._failures.append(failure)
+
+    def task_started(self, task: asyncio.Task[None]) -> None:
+        """A branch's coroutine runs. On the loop."""
+        self._tasks.add(task)
+        if self._cancellation is not None:
+            task.cancel()
+
+    def task_ended(self, task: asyncio.Task[None]) -> None:
+        """A branch's coroutine has ended. On the loop."""
+        self._tasks.discard(task)
+
+    def _cancel_tasks(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    def _is_idle(self) -> bool | None:
+        return None if self._live else True
+
+    def _unraised_failure(self) -> PalmetteError | None:
+        """The first failure that the program never came to see."""
+        unseen = [failure for failure in self._failures if not failure.was_raised]
+        return unseen[0].error() if unseen else None

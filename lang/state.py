@@ -1,0 +1,592 @@
+"""The state of a program: what it appends to, and where it reads what came of it.
+
+``state += ...`` returns at once. The work is done in order, in the background, and whatever reads
+waits for what it reads: a variable until it is set, `text()` and its like until everything appended
+so far is done. A failure is raised where the program reads what depends on it, or at the end of the
+run. In an ``async def`` program, ``await state.value("x")`` and ``await state.ready()`` wait; plain
+reading returns what is there already and raises rather than block the event loop.
+
+Two handles show the same state. The one a program gets knows what the program has appended: a
+name that has not been appended is unset. The one that `run` and `stream` return waits for the
+program: a name may still come, and `text()` is there when the program has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from palmette.errors import ProgramError, UnsupportedFeature, VariableNotSet
+from palmette.lang.branch import Branch
+from palmette.lang.nodes import (
+    Expr,
+    Gen,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Special,
+    Text,
+    as_expr,
+)
+from palmette.lang.operations import (
+    AppendBranches,
+    AppendText,
+    BeginRole,
+    BeginScope,
+    Choose,
+    EndRole,
+    EndScope,
+    Fork,
+    Generate,
+    Operation,
+    Span,
+)
+from palmette.lang.options import resolve_sampling
+from palmette.lang.run import Run
+from palmette.lang.signals import Signal
+from palmette.lang.variables import Slot, gathered
+from palmette.protocol import Message, Piece, Usage
+
+T = TypeVar("T")
+
+
+class State:
+    """One branch of a running program, or of one that has ended."""
+
+    def __init__(self, branch: Branch, *, is_outside: bool = False) -> None:
+        self._branch = branch
+        self._is_outside = is_outside
+
+    # Appending
+
+    def __iadd__(self, other: Expr | str) -> State:
+        self._append(as_expr(other))
+        return self
+
+    def system(self, content: Expr | str | None = None) -> contextlib.AbstractContextManager[State]:
+        """Append a message of the system; without content, open one for a ``with`` block."""
+        return self._message("system", content)
+
+    def user(self, content: Expr | str | None = None) -> contextlib.AbstractContextManager[State]:
+        """Append a message of the user; without content, open one for a ``with`` block."""
+        return self._message("user", content)
+
+    def assistant(
+        self, content: Expr | str | None = None
+    ) -> contextlib.AbstractContextManager[State]:
+        """Append a message of the assistant; without content, open one for a ``with`` block."""
+        return self._message("assistant", content)
+
+    @contextlib.contextmanager
+    def var_scope(self, name: str) -> Iterator[State]:
+        """What is appended in the ``with`` block is, as text, the value of variable `name`."""
+        self._append(ScopeBegin(name))
+        yield self
+        self._append(ScopeEnd(name))
+
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Branches:
+        """`size` branches which begin with what this state holds when its pending work is done.
+
+        They copy ids, pending constants, variables and the open role. Returns at once; from then
+        on parent and branches are independent.
+        """
+        if position_ids_offset is not None:
+            raise UnsupportedFeature(
+                "position_ids_offset",
+                "branches take the positions that follow from their token ids",
+                param="position_ids_offset",
+            )
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"a fork needs a size of at least 1, got {size!r}")
+        children = self._branch.children(size)
+        fork = Fork(name=f"fork({size})", where=_caller(), children=children)
+        self._branch.submit([fork], {})
+        return Branches([State(child) for child in children], self)
+
+    @contextlib.contextmanager
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[State]:
+        """``with state.copy() as branch: ...`` is a fork of one that is joined at the end."""
+        branches = self.fork(1, position_ids_offset)
+        yield branches[0]
+        branches.join()
+
+    # Variables
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable, once it is set.
+
+        Raises VariableNotSet if nothing has appended it, PrimitiveFailed if what should have set it
+        failed, InvalidOutput if its text is not of the type asked for.
+        """
+        return self._settled(name).value()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether something appended so far sets the variable; does not wait for its value."""
+        return name in self._branch.slots
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As ``state[name]``, or `default` if the variable is not set."""
+        try:
+            slot = self._settled(name)
+        except VariableNotSet:
+            return default
+        return slot.value()
+
+    get_var = __getitem__
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a variable a value of the program's own; a list is copied and can be appended to."""
+        self._branch.submit([], {name: Slot.of_value(name, self._branch, value)})
+
+    set_var = set
+
+    def raw(self, name: str) -> Any:
+        """The text of a variable, whatever its type; of a list variable, the list of texts."""
+        return self._settled(name).raw()
+
+    def meta(self, name: str) -> Any:
+        """What is known of the primitive that set the variable: a dict (of a list, a list of them).
+
+        ``prompt_tokens = cached_tokens + prefilled_tokens`` and ``completion_tokens =
+        decoded_tokens + forced_tokens``, ``milliseconds`` and parts of them, ``finish_reason``. For
+        `gen` also ``stop_reason``, ``token_ids`` and, if asked for, ``logprobs``; for `select`
+        ``probabilities``, ``log_likelihoods``, ``scores``, ``method``, ``token_ids`` and
+        ``token_logprobs``, each by option.
+        """
+        return self._settled(name).all_meta()
+
+    get_meta_info = meta
+
+    async def value(self, name: str) -> Any:
+        """The value of a variable, waited for without blocking the event loop."""
+        slot = await self._find_async(name)
+        for leaf in slot.leaves():
+            await leaf.branch.changed.wait_async(leaf.settled)
+        return slot.value()
+
+    # The whole
+
+    def text(self) -> str:
+        """Everything appended and generated so far, chat template included."""
+        self.sync()
+        return self._branch.transcript.text
+
+    def messages(self) -> list[Message]:
+        """The messages closed so far."""
+        self.sync()
+        return self._branch.transcript.messages
+
+    def token_ids(self) -> tuple[int, ...]:
+        """The ids of everything so far: those that stand for `text()`, after the tokenizer's own
+        prefix if the state begins with plain text. Changes nothing: pending constants stay pending.
+        """
+        self.sync()
+        return self._branch.transcript.peek()
+
+    def usage(self) -> Usage:
+        """What this state and the branches forked from it have used so far."""
+        self.sync()
+        return self._branch.usage
+
+    def sync(self) -> None:
+        """Wait until all is done that was appended so far; raise if any of it failed."""
+        self._wait(self._branch.changed, self._when_ready(), "await state.ready()")
+        self._raise_failure()
+
+    async def ready(self) -> State:
+        """As `sync`, without blocking the event loop; afterwards reading does not wait."""
+        await self._branch.changed.wait_async(self._when_ready())
+        self._raise_failure()
+        return self
+
+    def error(self) -> BaseException | None:
+        """What the state failed with, once all is done that was appended so far."""
+        self._wait(self._branch.changed, self._when_ready(), "await state.ready()")
+        if self._is_outside and self._branch.run.error is not None:
+            return self._branch.run.error
+        failure = self._branch.failure
+        return None if failure is None else failure.error()
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's function returned; None as long as it runs."""
+        return self._branch.run.return_value
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """The place in the fork tree: for each fork on the way, its number and the branch's."""
+        return self._branch.path
+
+    def cancel(self) -> None:
+        """Abort the run this state belongs to; who waits for it gets RequestAborted."""
+        self._branch.run.cancel()
+
+    def __enter__(self) -> State:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    # Streaming
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text as it comes, or that of one variable; all of it, however late one asks.
+
+        Ends when all is done that was appended so far; outside of the program, when it has ended.
+        """
+        if var_name is None:
+            yield from self._chunks(self._branch, self._branch.chunks, self._when_ready())
+            self._raise_failure()
+            return
+        slot = self._find(var_name)
+        for leaf in slot.leaves():
+            yield from self._chunks(leaf.branch, leaf.chunks, leaf.settled)
+        slot.raw()
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[str]:
+        """As `text_iter`, without blocking the event loop."""
+        if return_meta_data:
+            raise UnsupportedFeature(
+                "return_meta_data", "read meta(name) when it ends", param="return_meta_data"
+            )
+        if var_name is None:
+            ready = self._when_ready()
+            async for chunk in self._chunks_async(self._branch, self._branch.chunks, ready):
+                yield chunk
+            self._raise_failure()
+            return
+        slot = await self._find_async(var_name)
+        for leaf in slot.leaves():
+            async for chunk in self._chunks_async(leaf.branch, leaf.chunks, leaf.settled):
+                yield chunk
+        slot.raw()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self.text_async_iter()
+
+    def __iter__(self) -> Iterator[str]:
+        return self.text_iter()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._branch.slots) or "none"
+        return f"<State path={self.path} variables: {names}>"
+
+    # Inside
+
+    def _append(self, expr: Expr) -> None:
+        operations, slots, role = _Builder(self._branch, _caller()).build(expr)
+        self._branch.submit(operations, slots)
+        self._branch.role = role
+
+    def _message(
+        self, role: str, content: Expr | str | None
+    ) -> contextlib.AbstractContextManager[State]:
+        if content is None:
+            return self._open_message(role)
+        self._append(RoleBegin(role) + as_expr(content) + RoleEnd(role))
+        return contextlib.nullcontext(self)
+
+    @contextlib.contextmanager
+    def _open_message(self, role: str) -> Iterator[State]:
+        self._append(RoleBegin(role))
+        yield self
+        self._append(RoleEnd(role))
+
+    def _settled(self, name: str) -> Slot:
+        slot = self._find(name)
+        for leaf in slot.leaves():
+            self._wait(leaf.branch.changed, leaf.settled, f"await state.value({name!r})")
+        return slot
+
+    def _find(self, name: str) -> Slot:
+        check = functools.partial(self._look_up, name)
+        instead = f"await state.value({name!r})"
+        return self._slot_of(name, self._wait(self._branch.changed, check, instead))
+
+    async def _find_async(self, name: str) -> Slot:
+        check = functools.partial(self._look_up, name)
+        return self._slot_of(name, await self._branch.changed.wait_async(check))
+
+    def _look_up(self, name: str) -> Slot | Literal[False] | None:
+        """The slot; False if it will never be there; None if it may still come."""
+        slot = self._branch.slots.get(name)
+        if slot is not None:
+            return slot
+        return None if self._is_outside and not self._branch.run.is_finished else False
+
+    def _slot_of(self, name: str, found: Slot | Literal[False]) -> Slot:
+        if isinstance(found, Slot):
+            return found
+        if self._is_outside and self._branch.run.error is not None:
+            raise self._branch.run.error
+        raise VariableNotSet(name, list(self._branch.slots))
+
+    def _when_ready(self) -> Callable[[], bool | None]:
+        """A check for "all is done that was appended so far"."""
+        branch = self._branch
+        if self._is_outside:
+            return lambda: True if branch.run.is_finished else None
+        mark = branch.num_submitted
+        return lambda: True if branch.num_done >= mark else None
+
+    def _raise_failure(self) -> None:
+        if self._is_outside and self._branch.run.error is not None:
+            raise self._branch.run.error
+        if self._branch.failure is not None:
+            raise self._branch.failure.error()
+
+    def _wait(self, signal: Signal, check: Callable[[], T | None], instead: str) -> T:
+        if self._branch.run.is_async and not self._is_outside:
+            found = signal.poll(check)
+            if found is None:
+                raise ProgramError(
+                    f"an async program must not block its event loop: use `{instead}` first"
+                )
+            return found
+        return signal.wait(check)
+
+    def _chunks(
+        self, branch: Branch, chunks: list[str], is_over: Callable[[], bool | None]
+    ) -> Iterator[str]:
+        position = 0
+        while True:
+            new, ended = self._wait(
+                branch.text_changed,
+                _after(chunks, position, is_over),
+                "async for chunk in state.text_async_iter()",
+            )
+            yield from new
+            position += len(new)
+            if ended:
+                return
+
+    async def _chunks_async(
+        self, branch: Branch, chunks: list[str], is_over: Callable[[], bool | None]
+    ) -> AsyncIterator[str]:
+        position = 0
+        while True:
+            check = _after(chunks, position, is_over)
+            new, ended = await branch.text_changed.wait_async(check)
+            for chunk in new:
+                yield chunk
+            position += len(new)
+            if ended:
+                return
+
+
+class Branches(Sequence[State]):
+    """What `fork` returns: a list of states, and the place where they come together again."""
+
+    def __init__(self, states: list[State], parent: State) -> None:
+        self._states = states
+        self._parent = parent
+
+    @overload
+    def __getitem__(self, index: int) -> State: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[State]: ...
+    def __getitem__(self, index: int | slice) -> State | list[State]:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: State) -> None:
+        # ``branches[i] += ...`` assigns back what it has appended to.
+        if self._states[index] is not state:
+            raise TypeError("a branch cannot be replaced: append to it with +=")
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iadd__(
+        self, other: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]
+    ) -> Branches:
+        """Append to every branch: the same, or one item each, or a function of the index."""
+        if isinstance(other, (Expr, str)):
+            each: list[Expr | str] = [other] * len(self)
+        elif callable(other):
+            each = [other(index) for index in range(len(self))]
+        else:
+            each = list(other)
+            if len(each) != len(self):
+                raise ValueError(f"{len(each)} items for {len(self)} branches")
+        for state, item in zip(self._states, each, strict=True):
+            state += item
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Wait for all branches and bring back what they made. Raises what a branch failed with.
+
+        ``"gather_variable"``: every variable that a branch has set becomes a list in the parent,
+        with one item for each branch that set it, in the order of the branches. A variable that
+        the parent has already stays as it is, unless it came from an earlier join. The parent's
+        text does not change. ``"concate_and_append"``: what each branch has added to its text is
+        appended to the parent's, as a constant.
+        """
+        self._check(mode)
+        for state in self._states:
+            state.sync()
+        self._bring_back(mode)
+
+    async def join_async(self, mode: str = "gather_variable") -> None:
+        """As `join`, without blocking the event loop."""
+        self._check(mode)
+        for state in self._states:
+            await state.ready()
+        self._bring_back(mode)
+
+    def _check(self, mode: str) -> None:
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise ValueError(
+                f"join mode must be 'gather_variable' or 'concate_and_append', got {mode!r}"
+            )
+
+    def _bring_back(self, mode: str) -> None:
+        parent = self._parent._branch
+        branches = [state._branch for state in self._states]
+        if mode == "concate_and_append":
+            joined = AppendBranches(name="join()", where=_caller(), branches=branches)
+            parent.submit([joined], {})
+            return
+        found: dict[str, list[Slot]] = {}
+        for branch in branches:
+            for name, slot in branch.slots.items():
+                before = parent.slots.get(name)
+                is_free = before is None or before.was_joined
+                if is_free and branch.inherited.get(name) is not slot:
+                    found.setdefault(name, []).append(slot)
+        joined_slots = {name: gathered(name, parent, slots) for name, slots in found.items()}
+        for slot in joined_slots.values():
+            slot.was_joined = True
+        parent.submit([], joined_slots)
+
+
+class _Builder:
+    """Turns an expression into operations, checking it where the program appends it."""
+
+    def __init__(self, branch: Branch, where: str) -> None:
+        self._branch = branch
+        self._run: Run = branch.run
+        self._where = where
+        self._role = branch.role
+        self._slots: dict[str, Slot] = {}
+        self._spans: dict[str, Span] = {}
+
+    def build(self, expr: Expr) -> tuple[list[Operation], dict[str, Slot], str | None]:
+        """The operations, the new slots by name, and the role open afterwards."""
+        operations = [self._operation(part) for part in expr.flatten()]
+        return operations, self._slots, self._role
+
+    def _operation(self, expr: Expr) -> Operation:
+        name, where = expr.describe(), self._where
+        if isinstance(expr, Text):
+            return AppendText(name=name, where=where, text=expr.text)
+        if isinstance(expr, Special):
+            self._check_special(expr)
+            return AppendText(name=name, where=where, text=expr.text, is_special=True)
+        if isinstance(expr, Gen):
+            sampling = resolve_sampling(
+                self._run.backend.default_sampling,
+                self._run.defaults,
+                expr.overrides,
+                expr.extra_stop,
+            )
+            slot = self._new_slot(expr, expr.name, append=expr.append)
+            slot.reader = expr.reader
+            return Generate(
+                name=name, where=where, slot=slot, sampling=sampling, constraint=expr.constraint
+            )
+        if isinstance(expr, Select):
+            slot = self._new_slot(expr, expr.name, append=expr.append)
+            return Choose(
+                name=name,
+                where=where,
+                slot=slot,
+                select=expr,
+                seed=self._run.defaults.get("seed") if expr.seed is None else expr.seed,
+            )
+        if isinstance(expr, RoleBegin):
+            return self._begin_role(expr)
+        if isinstance(expr, RoleEnd):
+            return self._end_role(expr)
+        if isinstance(expr, ScopeBegin):
+            span = self._branch.spans[expr.name] = Span()
+            return BeginScope(name=name, where=where, span=span)
+        assert isinstance(expr, ScopeEnd)
+        slot = self._new_slot(expr, expr.name, append=False)
+        return EndScope(name=name, where=where, slot=slot, span=self._branch.spans.pop(expr.name))
+
+    def _new_slot(self, expr: Expr, name: str | None, *, append: bool) -> Slot:
+        """A fresh slot, made the value of `name`, or the last item of the list it names."""
+        if name is None:
+            return Slot("", self._branch)
+        slot = Slot(name, self._branch)
+        if not append:
+            self._slots[name] = slot
+            return slot
+        before = self._slots.get(name) or self._branch.slots.get(name)
+        if before is not None and before.parts is None:
+            raise ProgramError(
+                f"{expr.describe()} cannot append: variable {name!r} is one value, not a list"
+            )
+        parts = () if before is None or before.parts is None else before.parts
+        self._slots[name] = gathered(name, self._branch, (*parts, slot))
+        return slot
+
+    def _begin_role(self, expr: RoleBegin) -> Operation:
+        if self._role is not None:
+            raise ProgramError(
+                f"{expr.describe()} while a message of {self._role} is open: close it first"
+            )
+        template = self._run.backend.chat_template
+        self._role = expr.role
+        return BeginRole(name=expr.describe(), where=self._where, role=expr.role, template=template)
+
+    def _end_role(self, expr: RoleEnd) -> Operation:
+        if self._role != expr.role:
+            opened = "no message is open" if self._role is None else f"that of {self._role} is open"
+            raise ProgramError(f"{expr.describe()} where {opened}")
+        self._role = None
+        template = self._run.backend.chat_template
+        return EndRole(name=expr.describe(), where=self._where, template=template)
+
+    def _check_special(self, expr: Special) -> None:
+        tokenizer = self._run.backend.tokenizer
+        ids = tokenizer.encode([Piece(expr.text, special=True)])
+        if all(tokenizer.token_bytes(token_id) for token_id in ids):
+            raise ProgramError(
+                f"{expr.describe()} has no control token of {self._run.backend.model_name}"
+            )
+
+
+def _after(
+    chunks: list[str], position: int, is_over: Callable[[], bool | None]
+) -> Callable[[], tuple[list[str], bool] | None]:
+    """A check for more chunks than `position`, or the end."""
+
+    def check() -> tuple[list[str], bool] | None:
+        ended = bool(is_over())
+        new = chunks[position:]
+        return (new, ended) if new or ended else None
+
+    return check
+
+
+def _caller() -> str:
+    """File and line of the code that uses the language."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_ours(module: str) -> bool:
+    return module.startswith("palmette.lang.") or module == "contextlib"

@@ -1,0 +1,141 @@
+"""What a branch of a program holds: token ids, the text they stand for, and the messages in it.
+
+Token ids are kept as they came: those of a generation as the engine delivered them, those of a
+constant as the tokenizer made them, once. Constants wait as pieces until something needs their
+ids, so that constants which follow each other are encoded as one text, while a constant after a
+generation is encoded on its own. A transcript that begins with plain text begins with the
+tokenizer's `prefix_ids`; one that begins with a chat role begins with what the template says.
+
+A piece of the chat template, and of `special()`, may spell control tokens. Text in an open role
+may not; text outside of any role may, so that prompts can be written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from palmette.protocol import ChatTemplate, Message, Piece, Tokenizer
+
+
+class Transcript:
+    """Ids, text and messages of one branch. Not thread-safe: one coroutine appends to it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._pending: list[Piece] = []
+        self._parts: list[str] = []
+        self._num_chars = 0
+        self._has_begun = False
+        self._messages: list[Message] = []
+        self._role: str | None = None
+        self._role_start = 0  # characters before the content of the open role
+
+    @property
+    def text(self) -> str:
+        """Everything appended and generated, chat template included."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0] if self._parts else ""
+
+    @property
+    def num_chars(self) -> int:
+        return self._num_chars
+
+    @property
+    def messages(self) -> list[Message]:
+        """The closed messages, oldest first; copies."""
+        return [Message(role=m["role"], content=m["content"]) for m in self._messages]
+
+    @property
+    def pending(self) -> tuple[Piece, ...]:
+        """Constants that have no ids yet."""
+        return tuple(self._pending)
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The ids before the pending constants; those a raw prompt begins with, at least."""
+        return tuple(self._token_ids if self._has_begun else self._tokenizer.prefix_ids)
+
+    def append(self, text: str) -> str:
+        """Add a constant; what was added to the text."""
+        return self._add([Piece(text, special=self._role is None)])
+
+    def append_special(self, text: str) -> str:
+        """Add a constant in which control tokens are spelled out."""
+        return self._add([Piece(text, special=True)])
+
+    def begin_role(self, template: ChatTemplate, role: str) -> str:
+        """Open a message; the template's text for it."""
+        pieces = template.begin(self.messages, role)
+        self._has_begun = True  # the template brings its own beginning of sequence
+        added = self._add(pieces)
+        self._role = role
+        self._role_start = self._num_chars
+        return added
+
+    def end_role(self, template: ChatTemplate) -> str:
+        """Close the open message; the template's text for it."""
+        assert self._role is not None
+        self._messages.append(Message(role=self._role, content=self.text[self._role_start :]))
+        self._role = None
+        return self._add(template.end(self.messages))
+
+    def commit(self) -> tuple[int, ...]:
+        """Encode what is pending; all the ids."""
+        self._begin()
+        if self._pending:
+            self._token_ids += self._tokenizer.encode(self._pending)
+            self._pending = []
+        return tuple(self._token_ids)
+
+    def peek(self) -> tuple[int, ...]:
+        """What `commit` would return, without doing it."""
+        return self.copy().commit()
+
+    def extend(self, token_ids: Sequence[int], text: str) -> None:
+        """Add what the model generated. Nothing may be pending."""
+        assert not self._pending
+        self._token_ids += token_ids
+        self._add_text(text)
+
+    def append_option(self, option: str) -> str:
+        """Add the only option of a select: a constant that is taken literally."""
+        return self._add([Piece(option)])
+
+    def choose(self, token_ids: Sequence[int], option: str) -> None:
+        """Add a chosen option: `token_ids` are all the ids, with the pending constants and it."""
+        self._has_begun = True
+        self._pending = []
+        self._token_ids = list(token_ids)
+        self._add_text(option)
+
+    def copy(self) -> Transcript:
+        """An independent transcript with the same contents, open role included."""
+        other = Transcript(self._tokenizer)
+        other._token_ids = self._token_ids.copy()
+        other._pending = self._pending.copy()
+        other._parts = [self.text]
+        other._num_chars = self._num_chars
+        other._has_begun = self._has_begun
+        other._messages = self._messages.copy()
+        other._role = self._role
+        other._role_start = self._role_start
+        return other
+
+    def _add(self, pieces: Sequence[Piece]) -> str:
+        added = "".join(piece.text for piece in pieces)
+        if added:
+            self._begin()
+            self._pending += (piece for piece in pieces if piece.text)
+            self._add_text(added)
+        return added
+
+    def _add_text(self, text: str) -> None:
+        self._parts.append(text)
+        self._num_chars += len(text)
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._token_ids += self._tokenizer.prefix_ids

@@ -1,0 +1,127 @@
+"""The variables of a program: set once, by the primitive that names them, and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from palmette.errors import InvalidOutput, PalmetteError, PrimitiveFailed, RequestAborted
+from palmette.lang.schemas import Reader
+
+if TYPE_CHECKING:
+    from palmette.lang.branch import Branch
+
+
+@dataclass(slots=True)
+class Failure:
+    """What went wrong in a branch, to be raised wherever the program depends on it."""
+
+    primitive: str
+    where: str
+    path: tuple[int, ...]
+    cause: BaseException
+    was_raised: bool = False
+
+    def error(self) -> PalmetteError:
+        """A new exception that tells of it; from now on it counts as raised."""
+        self.was_raised = True
+        if isinstance(self.cause, RequestAborted) and not self.primitive:
+            return RequestAborted(str(self.cause))
+        return PrimitiveFailed(self.primitive, self.cause, where=self.where, path=self.path)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One value of a variable, on its way or there.
+
+    Assigning a name again makes a new slot, so that whoever reads gets what stood before them in
+    the program. A list has `parts` and no contents of its own.
+    """
+
+    name: str
+    branch: Branch
+    parts: tuple[Slot, ...] | None = None
+    reader: Reader | None = None
+    chunks: list[str] = field(default_factory=list)
+    meta: dict[str, Any] = field(default_factory=dict)
+    failure: Failure | None = None
+    is_set: bool = False
+    is_text: bool = True
+    was_joined: bool = False
+    _value: Any = None
+    _was_read: bool = False
+
+    @classmethod
+    def of_value(cls, name: str, branch: Branch, value: Any) -> Slot:
+        """A slot that the program itself has set; a list becomes a list that can be appended to."""
+        if isinstance(value, list):
+            parts = tuple(cls.of_value(name, branch, part) for part in value)
+            return cls(name, branch, parts=parts)
+        is_text = isinstance(value, str)
+        slot = cls(name, branch, chunks=[value] if is_text else [], is_set=True, is_text=is_text)
+        slot._value, slot._was_read = value, True
+        return slot
+
+    @property
+    def is_list(self) -> bool:
+        return self.parts is not None
+
+    @property
+    def text(self) -> str:
+        """What was generated, so far."""
+        return "".join(self.chunks)
+
+    def leaves(self) -> Iterator[Slot]:
+        """The slots with contents that make this one up."""
+        if self.parts is None:
+            yield self
+        else:
+            for part in self.parts:
+                yield from part.leaves()
+
+    def settled(self) -> bool | None:
+        """True once it is set or has failed, None before: a check to wait for."""
+        return True if self.is_set or self.failure else None
+
+    def value(self) -> Any:
+        """The value, as its reader sees it. The slot must have settled."""
+        if self.parts is not None:
+            return [part.value() for part in self.parts]
+        self._raise_failure()
+        if not self._was_read:
+            self._value = self.text if self.reader is None else self._read(self.reader)
+            self._was_read = True
+        return self._value
+
+    def raw(self) -> Any:
+        """The text, or a list of texts. The slot must have settled."""
+        if self.parts is not None:
+            return [part.raw() for part in self.parts]
+        self._raise_failure()
+        return self.text if self.is_text else str(self._value)
+
+    def all_meta(self) -> Any:
+        """The figures of the primitive that set it, or a list of them. It must have settled."""
+        if self.parts is not None:
+            return [part.all_meta() for part in self.parts]
+        self._raise_failure()
+        return dict(self.meta)
+
+    def _read(self, reader: Reader) -> Any:
+        try:
+            return reader.read(self.text)
+        except (ValueError, TypeError, RecursionError) as error:
+            why = " ".join(str(error).split())[:300]
+            if self.meta.get("finish_reason") == "length":
+                why = f"it was cut off at max_tokens ({why})"
+            raise InvalidOutput(self.name, self.text, reader.wanted, why) from error
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure.error()
+
+
+def gathered(name: str, branch: Branch, slots: Sequence[Slot]) -> Slot:
+    """A list variable whose items are the values of `slots`."""
+    return Slot(name, branch, parts=tuple(slots))
