@@ -1,0 +1,159 @@
+"""How many tokens complete a text, so that it can be kept within a budget.
+
+Every number here is an upper bound that a concrete list of tokens realises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from palmette.grammar.automaton import Automaton
+from palmette.grammar.mask import Mask
+from palmette.grammar.terms import Kind, Rule, Term
+from palmette.grammar.token_trie import IntArray
+from palmette.grammar.vocabulary import Vocabulary
+
+_LONGEST_TEXT = 1 << 16  # a completion of more bytes is only counted, never written out
+_NEEDS_KEPT = 16
+
+
+class Planner:
+    """Shortest completions of one grammar's states."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, automaton: Automaton, rules: Sequence[Rule] = ()
+    ) -> None:
+        """`rules` come before those whose shortest text calls them, so nothing recurses deeply."""
+        self._vocabulary = vocabulary
+        self._automaton = automaton
+        self._store = automaton.store
+        self._num_tokens: dict[Term, float] = {}
+        self._spelled: dict[bytes, float] = {}
+        self._needs: OrderedDict[Term, NDArray[np.float32]] = OrderedDict()
+        self._rules = rules
+        self._is_ready = False
+
+    def clear(self) -> None:
+        """Forget every answer."""
+        self._num_tokens.clear()
+        self._spelled.clear()
+        self._needs.clear()
+        self._is_ready = False
+
+    def num_tokens(self, term: Term) -> float:
+        """Tokens that complete the text from here; infinite if the vocabulary has not the bytes."""
+        if not self._is_ready:
+            self._is_ready = True
+            for rule in self._rules:
+                self.num_tokens(rule.shortest())
+        pending = []
+        while not (term.nullable or term.is_regular or term in self._num_tokens) and (
+            term.kind == Kind.SEQUENCE
+        ):
+            pending.append(term)
+            term = term.items[1]
+        total = self._num_tokens.get(term)
+        if total is None:
+            total = self._num_tokens[term] = self._element(term)
+        for sequence in reversed(pending):
+            total += self.num_tokens(sequence.items[0])
+            self._num_tokens[sequence] = total
+        return total
+
+    def _element(self, term: Term) -> float:
+        if term.nullable:
+            return 0
+        if term.is_regular:
+            num_bytes = self._store.min_bytes(term)
+            return self._spell(term) if num_bytes <= _LONGEST_TEXT else num_bytes
+        if term.kind == Kind.CALL:
+            assert term.rule is not None
+            return self.num_tokens(term.rule.shortest())
+        return min(self.num_tokens(item) for item in term.items if not self._store.is_empty(item))
+
+    def _spell(self, term: Term) -> float:
+        text = self._store.shortest(term)
+        num = self._spelled.get(text)
+        if num is None:
+            token_ids = self._vocabulary.fewest_tokens(text)
+            num = self._spelled[text] = math.inf if token_ids is None else len(token_ids)
+        return num
+
+    def plan(self, term: Term) -> tuple[int, ...] | None:
+        """At most `num_tokens(term)` tokens that complete the text.
+
+        None if the vocabulary cannot spell them or there are too many to write down.
+        """
+        text = self._text_of(term)
+        token_ids = None if text is None else self._vocabulary.fewest_tokens(text)
+        return None if token_ids is None else tuple(token_ids)
+
+    def _text_of(self, term: Term) -> bytes | None:
+        text = bytearray()
+        pending = [term]
+        while pending:
+            term = pending.pop()
+            if term.nullable:
+                continue
+            if term.is_regular:
+                if self._store.min_bytes(term) > _LONGEST_TEXT:
+                    return None
+                text += self._store.shortest(term)
+            elif term.kind == Kind.SEQUENCE:
+                pending += (term.items[1], term.items[0])
+            elif term.kind == Kind.CALL:
+                assert term.rule is not None
+                pending.append(term.rule.shortest())
+            else:
+                items = [item for item in term.items if not self._store.is_empty(item)]
+                pending.append(min(items, key=self.num_tokens))
+            if len(text) > _LONGEST_TEXT:
+                return None
+        return bytes(text)
+
+    def worst_after(self, mask: Mask) -> float:
+        """The most tokens that may be needed after any one token of the mask."""
+        if mask.worst is None:
+            mask.worst = self._worst_after(mask)
+        return mask.worst
+
+    def _worst_after(self, mask: Mask) -> float:
+        if not self._vocabulary.spells_every_text:
+            return math.inf  # a number of bytes is no bound on the number of tokens
+        worst = max((self.num_tokens(term) for term in mask.ends), default=0)
+        for lexeme, detour, after in mask.bodies:
+            inside = self._store.detour(lexeme)
+            worst = max(worst, (detour if inside is None else inside) + self.num_tokens(after))
+        return worst
+
+    def needs(self, term: Term) -> NDArray[np.float32]:
+        """For every token how many more complete the text after it; infinite if not allowed."""
+        needs = self._needs.get(term)
+        if needs is None:
+            needs = self._compute_needs(term)
+            self._needs[term] = needs
+            if len(self._needs) > _NEEDS_KEPT:
+                self._needs.popitem(last=False)
+        return needs
+
+    def _compute_needs(self, term: Term) -> NDArray[np.float32]:
+        trie = self._vocabulary.trie
+        state = np.array([self._automaton.state_of(term)], np.int32)
+        root: IntArray = np.zeros(1, np.int32)
+        nodes, states = self._automaton.walk(trie, root, state)
+        ending = trie.has_token[nodes]
+        nodes, states = nodes[ending], states[ending]
+        needs = np.full(self._vocabulary.num_rows, np.inf, np.float32)
+        distinct, index = np.unique(states, return_inverse=True)
+        per_state = np.array(
+            [self.num_tokens(self._automaton.term_of(int(s))) for s in distinct], np.float32
+        )
+        node_needs = np.full(trie.num_nodes, np.inf, np.float32)
+        node_needs[nodes] = per_state[index]
+        needs[trie.tokens] = node_needs[trie.token_nodes]
+        return needs

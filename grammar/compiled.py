@@ -1,0 +1,77 @@
+"""A compiled grammar: the machine and the masks that all its matchers share."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from palmette.grammar.automaton import Automaton
+from palmette.grammar.budget import Planner
+from palmette.grammar.errors import GrammarTooComplex, UnsatisfiableGrammar
+from palmette.grammar.limits import Limits
+from palmette.grammar.mask import MaskBuilder, SharedMasks
+from palmette.grammar.terms import Rule, Term, TermStore
+from palmette.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from palmette.grammar.matcher import Matcher
+
+
+class CompiledGrammar:
+    """What a regex, schema or list of choices allows, over one vocabulary. Thread-safe.
+
+    `notes` are remarks on parts of a schema that constrain nothing, such as an unknown format.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        store: TermStore,
+        start: Term,
+        shared: SharedMasks,
+        limits: Limits,
+        *,
+        rules: Sequence[Rule] = (),
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if store.is_empty(start):
+            raise UnsatisfiableGrammar("no text satisfies the grammar")
+        self.vocabulary = vocabulary
+        self.limits = limits
+        self.notes = notes
+        self.start = start
+        self.lock = threading.RLock()
+        self.automaton = Automaton(store, limits)
+        self.masks = MaskBuilder(vocabulary, self.automaton, shared, limits)
+        self.planner = Planner(vocabulary, self.automaton, rules)
+        self._shortest_length: int | None = None
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start of a text."""
+        from palmette.grammar.matcher import Matcher
+
+        return Matcher(self)
+
+    @property
+    def shortest_length(self) -> int:
+        """Tokens of a short complete text, stop token left out: a budget of as many suffices.
+
+        An upper bound of the least possible number. Raises GrammarTooComplex if the vocabulary
+        cannot spell the shortest text.
+        """
+        with self.lock:
+            if self._shortest_length is None:
+                plan = self.planner.plan(self.start)
+                length = self.planner.num_tokens(self.start) if plan is None else len(plan)
+                if math.isinf(length):
+                    raise GrammarTooComplex("the vocabulary cannot spell the shortest text")
+                self._shortest_length = int(length)
+            return self._shortest_length
+
+    def make_room(self) -> None:
+        """Drop states and masks if a limit is near. Call before an operation, never within one."""
+        if self.automaton.trim():
+            self.masks.clear()
+            self.planner.clear()

@@ -1,0 +1,177 @@
+"""Where one text stands in a grammar."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from palmette.grammar.automaton import DEAD
+from palmette.grammar.compiled import CompiledGrammar
+from palmette.grammar.errors import GrammarError
+from palmette.grammar.mask import Mask
+from palmette.grammar.terms import Term
+
+
+class _Position(NamedTuple):
+    term: Term
+    plan: tuple[int, ...] | None  # tokens that complete the text, if they were worked out
+    has_stopped: bool = False
+
+
+class Matcher:
+    """Follows one text, token by token. Not thread-safe; its grammar may be shared."""
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self._grammar = grammar
+        self._positions = [_Position(grammar.start, None)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens accepted so far, a stop token included."""
+        return len(self._positions) - 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a stop token may come now."""
+        here = self._positions[-1]
+        return here.term.nullable and not here.has_stopped
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing but a stop token may come, or one has come."""
+        here = self._positions[-1]
+        if here.has_stopped:
+            return True
+        if not here.term.nullable:
+            return False
+        grammar = self._grammar
+        with grammar.lock:
+            self._begin()
+            automaton = grammar.automaton
+            return not automaton.has_moves(automaton.state_of(here.term))
+
+    def fill_mask(self, row: NDArray[np.bool_], *, budget: int | None = None) -> None:
+        """Set `row[t]` to whether token `t` may come next.
+
+        `row` is bool [num_rows]. After any allowed token the text can be completed. With a
+        `budget`, it can be completed within that many tokens, the next one included and the stop
+        token not; for a budget below what any completion needs, the way to the shortest one is
+        left. Raises GrammarTooComplex if a limit is reached, and GrammarError if the vocabulary
+        has no token to go on with.
+        """
+        grammar = self._grammar
+        if row.shape != (grammar.vocabulary.num_rows,) or row.dtype != np.bool_:
+            raise ValueError(
+                f"row must be bool [{grammar.vocabulary.num_rows}], "
+                f"got {row.dtype} {list(row.shape)}"
+            )
+        here = self._positions[-1]
+        if here.has_stopped:
+            row[:] = False
+            return
+        with grammar.lock:
+            self._begin()
+            mask = grammar.masks.mask_of(here.term)
+            if budget is not None and budget - 1 < grammar.planner.worst_after(mask):
+                self._fill_within(row, mask, budget)
+            else:
+                mask.tokens.write(row)
+        if here.term.nullable:
+            for token_id in grammar.vocabulary.stop_token_ids:
+                row[token_id] = True
+        elif not mask.tokens.count:
+            raise GrammarError("no token of the vocabulary continues the text")
+
+    def _fill_within(self, row: NDArray[np.bool_], mask: Mask, budget: int) -> None:
+        planner = self._grammar.planner
+        here = self._positions[-1]
+        np.less_equal(planner.needs(here.term), budget - 1, out=row)
+        plan = here.plan
+        if plan is None or len(plan) > planner.num_tokens(here.term):
+            plan = planner.plan(here.term)
+            self._positions[-1] = here._replace(plan=plan)
+        if plan is None:
+            if not row.any():
+                mask.tokens.write(row)
+        elif plan and (len(plan) <= budget or not row.any()):
+            row[plan[0]] = True
+
+    def accept(self, token_id: int) -> bool:
+        """Take the token if it is allowed; False, and nothing changes, if it is not.
+
+        A stop token is allowed exactly when the text is complete, and nothing after it.
+        """
+        grammar = self._grammar
+        here = self._positions[-1]
+        if here.has_stopped or not 0 <= token_id < grammar.vocabulary.num_rows:
+            return False
+        if token_id in grammar.vocabulary.stop_token_ids:
+            if here.term.nullable:
+                self._positions.append(_Position(here.term, None, True))
+            return here.term.nullable
+        if token_id >= grammar.vocabulary.num_tokens:
+            return False
+        text = grammar.vocabulary.token_bytes[token_id]
+        if not text:
+            return False
+        with grammar.lock:
+            self._begin()
+            after = self._after(here.term, text)
+        if after is None:
+            return False
+        plan = here.plan[1:] if here.plan and here.plan[0] == token_id else None
+        self._positions.append(_Position(after, plan))
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the last `num_tokens` accepted tokens."""
+        if not 0 <= num_tokens <= self.num_tokens:
+            raise ValueError(f"cannot roll back {num_tokens} of {self.num_tokens} tokens")
+        del self._positions[len(self._positions) - num_tokens :]
+
+    def copy(self) -> Matcher:
+        """An independent matcher at the same place."""
+        twin = Matcher(self._grammar)
+        twin._positions = self._positions.copy()
+        return twin
+
+    def forced_tokens(self, limit: int | None = None) -> list[int]:
+        """The run of tokens each of which is the only one allowed from here, at most `limit`.
+
+        The run ends where a stop token is allowed. The matcher does not move.
+        """
+        grammar = self._grammar
+        here = self._positions[-1]
+        forced: list[int] = []
+        if here.has_stopped:
+            return forced
+        term: Term | None = here.term
+        with grammar.lock:
+            self._begin()
+            while term is not None and not term.nullable and len(forced) < _at_most(limit):
+                only = grammar.masks.mask_of(term).tokens.only
+                if only is None:
+                    break
+                forced.append(only)
+                term = self._after(term, grammar.vocabulary.token_bytes[only])
+        return forced
+
+    def _begin(self) -> None:
+        self._grammar.make_room()
+        self._grammar.automaton.store.start_clock(self._grammar.limits.mask_seconds)
+
+    def _after(self, term: Term, text: bytes) -> Term | None:
+        automaton = self._grammar.automaton
+        state = automaton.state_of(term)
+        for byte in text:
+            state = automaton.step(state, byte)
+            if state == DEAD:
+                return None
+        return automaton.term_of(state)
+
+
+def _at_most(limit: int | None) -> float:
+    return math.inf if limit is None else limit

@@ -1,0 +1,154 @@
+"""How characters are spelled in bytes: as UTF-8, or inside a JSON string with all its escapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from palmette.grammar.codepoints import ANY, CodePoints
+from palmette.grammar.terms import Term, TermStore, bits_of
+
+
+class Spelling(Protocol):
+    """Turns sets of characters into terms; different characters never share a spelling."""
+
+    @property
+    def store(self) -> TermStore: ...
+
+    def one_of(self, characters: CodePoints) -> Term:
+        """One character of the set, in any of its spellings."""
+        ...
+
+
+class _Digit(NamedTuple):
+    """One place of a positional notation."""
+
+    base: int
+    bits: Callable[[int, int], int]  # the bytes that write the digits low..high
+    prefix: bytes = b""
+
+
+class Utf8:
+    """Plain text. Only well-formed UTF-8 (RFC 3629): no surrogates, no overlong forms."""
+
+    def __init__(self, store: TermStore) -> None:
+        self.store = store
+        self._known: dict[CodePoints, Term] = {}
+
+    def one_of(self, characters: CodePoints) -> Term:
+        term = self._known.get(characters)
+        if term is None:
+            forms = [
+                _positional(self.store, characters.between(low, high), 0, digits)
+                for low, high, digits in _UTF8_FORMS
+            ]
+            term = self._known[characters] = self.store.alternation(forms)
+        return term
+
+
+class JsonString:
+    """The inside of a JSON string (RFC 8259, section 7).
+
+    A character may stand for itself, or be written in any escape that stands for it; a character
+    beyond U+FFFF as a pair of surrogate escapes, which counts as the one character it is. A lone
+    surrogate is no character and is never allowed.
+    """
+
+    def __init__(self, store: TermStore) -> None:
+        self.store = store
+        self._plain = Utf8(store)
+        self._known: dict[CodePoints, Term] = {}
+        self.any_text = store.repeat(self.one_of(ANY), 0, None)
+
+    def one_of(self, characters: CodePoints) -> Term:
+        term = self._known.get(characters)
+        if term is None:
+            term = self._known[characters] = self._spell(characters)
+        return term
+
+    def _spell(self, characters: CodePoints) -> Term:
+        store = self.store
+        short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
+        basic = characters.between(0, 0xFFFF)
+        beyond = [(low - 0x10000, high - 0x10000) for low, high in characters.between(0x10000, _LAST)]
+        return store.alternation(
+            (
+                self._plain.one_of(characters - _NEEDS_ESCAPE),
+                store.sequence(_bytes(store, b"\\"), store.byte_set(short)),
+                _positional(store, basic, 0, _BASIC_ESCAPE),
+                _positional(store, beyond, 0, _SURROGATE_ESCAPES),
+            )
+        )
+
+    def quoted(self, content: Term) -> Term:
+        """A whole JSON string with that content, as a lexeme."""
+        quote = _bytes(self.store, b'"')
+        return self.store.lexeme(self.store.sequence(quote, content, quote))
+
+
+def _positional(
+    store: TermStore, ranges: Sequence[tuple[int, int]], place: int, digits: tuple[_Digit, ...]
+) -> Term:
+    """The numbers in `ranges`, written in the digits from `place` on; sorted, disjoint ranges."""
+    if not ranges:
+        return store.empty
+    if place == len(digits):
+        return store.epsilon
+    unit = 1
+    for digit in digits[place + 1 :]:
+        unit *= digit.base
+    after: dict[int, list[tuple[int, int]]] = {}  # for each digit, what may follow
+    full = (0, unit - 1)
+    for low, high in ranges:
+        for value in range(low // unit, high // unit + 1):
+            start = value * unit
+            rest = (max(low - start, 0), min(high - start, unit - 1))
+            after.setdefault(value, []).append(rest if unit > 1 else full)
+    values: dict[tuple[tuple[int, int], ...], int] = {}
+    here = digits[place]
+    for value, rests in after.items():
+        key = tuple(rests)
+        values[key] = values.get(key, 0) | here.bits(value, value)
+    prefix = [_bytes(store, here.prefix[i : i + 1]) for i in range(len(here.prefix))]
+    return store.alternation(
+        store.sequence(*prefix, store.byte_set(bits), _positional(store, rests, place + 1, digits))
+        for rests, bits in values.items()
+    )
+
+
+def _bytes(store: TermStore, byte: bytes) -> Term:
+    return store.byte_set(bits_of(byte))
+
+
+def _from(first: int) -> Callable[[int, int], int]:
+    return lambda low, high: bits_of(range(first + low, first + high + 1))
+
+
+def _hex(first: int = 0) -> Callable[[int, int], int]:
+    def bits(low: int, high: int) -> int:
+        written = "".join(f"{first + value:x}" for value in range(low, high + 1))
+        return bits_of((written + written.upper()).encode())
+
+    return bits
+
+
+_LAST = 0x10FFFF
+_NEEDS_ESCAPE = CodePoints.of([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
+_SHORT_ESCAPES = {
+    ord(character): ord(escape)
+    for character, escape in zip('"\\/\b\f\n\r\t', '"\\/bfnrt', strict=True)
+}
+_CONTINUATION = _Digit(64, _from(0x80))
+_UTF8_FORMS = (
+    (0, 0x7F, (_Digit(128, _from(0)),)),
+    (0x80, 0x7FF, (_Digit(32, _from(0xC0)), _CONTINUATION)),
+    (0x800, 0xFFFF, (_Digit(16, _from(0xE0)), _CONTINUATION, _CONTINUATION)),
+    (0x10000, _LAST, (_Digit(8, _from(0xF0)), *[_CONTINUATION] * 3)),
+)
+_BASIC_ESCAPE = (_Digit(16, _hex(), b"\\u"), *[_Digit(16, _hex())] * 3)
+_SURROGATE_ESCAPES = (
+    _Digit(4, _hex(0x8), b"\\ud"),
+    *[_Digit(16, _hex())] * 2,
+    _Digit(4, _hex(0xC), b"\\ud"),
+    *[_Digit(16, _hex())] * 2,
+)

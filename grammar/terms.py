@@ -1,0 +1,770 @@
+"""The algebra of languages: hash-consed terms over bytes, and their derivatives.
+
+A term is a set of byte strings. Regular terms are built from byte sets, word lists, sequences,
+alternations, counted repetitions, intersections and complements; a `Rule` that is called makes a
+grammar context-free. Terms are derived lazily (Brzozowski, *Derivatives of Regular Expressions*,
+1964; Antimirov's linear forms, 1996), so a counter of ten thousand costs nothing until it is
+walked, and nothing is ever unrolled.
+
+A *lexeme* is a regular part that is determinised by itself, such as the body of a JSON string. It
+looks the same wherever it stands, which is what lets masks be shared between places.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from hashlib import blake2b
+from itertools import count
+
+from palmette.grammar.errors import GrammarTooComplex
+from palmette.grammar.limits import Limits
+
+ALL_BYTES = (1 << 256) - 1
+
+_serials = count(1)
+
+
+class Kind(IntEnum):
+    """What a term is made of."""
+
+    EMPTY = 0  # no string at all
+    EPSILON = 1  # only the empty string
+    BYTES = 2  # one byte out of `bits`
+    WORDS = 3  # what is left of words[low:high] after their first `depth` bytes
+    SEQUENCE = 4  # items[0], then items[1]; items[0] is not a sequence
+    ALTERNATION = 5  # one of items
+    REPEAT = 6  # items[0], at least low times and at most high (None: without end)
+    BOTH = 7  # in each of items
+    NOT = 8  # any byte string that is not in items[0]
+    LEXEME = 9  # items[0], determinised by itself
+    CALL = 10  # a rule
+
+
+class WordList:
+    """A sorted list of distinct words."""
+
+    __slots__ = ("digest", "serial", "words")
+
+    def __init__(self, words: Iterable[bytes]) -> None:
+        self.words = sorted(set(words))
+        self.serial = next(_serials)
+        self.digest = _digest(b"words", *self.words)
+
+
+class Rule:
+    """A part of a grammar that is built when it is first needed.
+
+    `build` gives its body, which must not be empty and is nullable exactly if `nullable`.
+    `shortest` gives a term of the same or a smaller language that needs no choice between rules;
+    `min_bytes` is the length of its shortest string.
+    """
+
+    __slots__ = ("_body", "_build", "_shortest", "is_expanding", "min_bytes", "name", "nullable")
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[], Term],
+        *,
+        shortest: Callable[[], Term],
+        min_bytes: int,
+        nullable: bool = False,
+    ) -> None:
+        self.name = name
+        self.nullable = nullable
+        self.min_bytes = min_bytes
+        self.is_expanding = False
+        self._build = build
+        self._shortest = shortest
+        self._body: Term | None = None
+
+    def body(self) -> Term:
+        if self._body is None:
+            self._body = self._build()
+        return self._body
+
+    def shortest(self) -> Term:
+        return self._shortest()
+
+
+class Term:
+    """One interned node; equal terms of one store are the same object until the store is cleared.
+
+    `is_searched` marks a term with an intersection or a complement in it: whether it is empty
+    cannot be read off its shape. `is_regular` marks one without calls.
+    """
+
+    __slots__ = (
+        "bits",
+        "depth",
+        "digest",
+        "form",
+        "high",
+        "is_regular",
+        "is_searched",
+        "items",
+        "kind",
+        "known_empty",
+        "low",
+        "nullable",
+        "parts",
+        "rule",
+        "serial",
+        "shortest",
+        "shortest_length",
+        "words",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        nullable: bool,
+        *,
+        items: tuple[Term, ...] = (),
+        bits: int = 0,
+        low: int = 0,
+        high: int | None = None,
+        depth: int = 0,
+        words: WordList | None = None,
+        rule: Rule | None = None,
+    ) -> None:
+        self.kind = kind
+        self.nullable = nullable
+        self.items = items
+        self.bits = bits
+        self.low = low
+        self.high = high
+        self.depth = depth
+        self.words = words
+        self.rule = rule
+        self.serial = next(_serials)
+        self.is_searched = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
+        self.is_regular = kind != Kind.CALL and all(i.is_regular for i in items)
+        # Memos of the store.
+        self.form: Form | None = None
+        self.parts: Form | None = None
+        self.known_empty: bool | None = None
+        self.digest: bytes | None = None
+        self.shortest: bytes | None = None
+        self.shortest_length: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.kind.name.lower()} {self.serial}>"
+
+    @property
+    def spine(self) -> list[Term]:
+        """The elements of a sequence, or the term itself."""
+        elements = []
+        term = self
+        while term.kind == Kind.SEQUENCE:
+            elements.append(term.items[0])
+            term = term.items[1]
+        elements.append(term)
+        return elements
+
+    @property
+    def alternatives(self) -> tuple[Term, ...]:
+        return self.items if self.kind == Kind.ALTERNATION else (self,)
+
+
+# Pairs (set of bytes, what may follow one of them).
+Form = tuple[tuple[int, Term], ...]
+
+_Key = tuple[object, ...]
+
+
+class TermStore:
+    """Makes terms, keeps equal ones equal, and derives them, within `limits`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._interned: dict[_Key, Term] = {}
+        self._rules: dict[_Key, Rule] = {}
+        self._derived: list[Term] = []
+        self._deadline: float | None = None
+        self._seconds = 0.0
+        self._work = 0
+        self.empty = Term(Kind.EMPTY, False)
+        self.epsilon = Term(Kind.EPSILON, True)
+        self.anything = Term(Kind.NOT, True, items=(self.empty,))
+        self.empty.known_empty = True
+        self.anything.known_empty = False
+        self.anything.is_searched = False
+
+    def __len__(self) -> int:
+        return len(self._interned)
+
+    def clear(self) -> None:
+        """Forget what is interned and derived. Terms in use stay valid; new equal ones differ."""
+        for term in self._derived:
+            term.form = term.parts = None
+        self._derived.clear()
+        self._interned.clear()
+        self._rules.clear()
+
+    # Time
+
+    def start_clock(self, seconds: float) -> None:
+        """Give what follows `seconds`; past them, `GrammarTooComplex`."""
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    def stop_clock(self) -> None:
+        self._deadline = None
+
+    def spend(self, work: int = 1) -> None:
+        """Count work, and look at the clock now and then."""
+        self._work += work
+        if self._work >= 256:
+            self._work = 0
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
+
+    # Making terms
+
+    def byte_set(self, bits: int) -> Term:
+        """One byte out of `bits`."""
+        if not bits:
+            return self.empty
+        key = (Kind.BYTES, bits)
+        return self._interned.get(key) or self._keep(key, Term(Kind.BYTES, False, bits=bits))
+
+    def literal(self, text: bytes) -> Term:
+        """Exactly `text`."""
+        return self.words(WordList([text]))
+
+    def words(self, words: WordList) -> Term:
+        """One of `words`."""
+        return self._words(words, 0, len(words.words), 0)
+
+    def _words(self, words: WordList, low: int, high: int, depth: int) -> Term:
+        if low == high:
+            return self.empty
+        if high - low == 1 and len(words.words[low]) == depth:
+            return self.epsilon
+        key = (Kind.WORDS, words.serial, low, high, depth)
+        term = self._interned.get(key)
+        if term is None:
+            nullable = len(words.words[low]) == depth
+            term = Term(Kind.WORDS, nullable, low=low, high=high, depth=depth, words=words)
+            self._keep(key, term)
+        return term
+
+    def sequence(self, *terms: Term) -> Term:
+        """The terms one after the other."""
+        if not terms:
+            return self.epsilon
+        result = terms[-1]  # not taken apart: it may be a stack of any depth
+        for term in reversed(terms[:-1]):
+            for element in reversed(term.spine):
+                result = self._pair(element, result)
+        return result
+
+    def _pair(self, head: Term, tail: Term) -> Term:
+        if head.kind == Kind.EMPTY or tail.kind == Kind.EMPTY:
+            return self.empty
+        if head.kind == Kind.EPSILON:
+            return tail
+        if tail.kind == Kind.EPSILON:
+            return head
+        if head is self.anything and (
+            tail is head or (tail.kind == Kind.SEQUENCE and tail.items[0] is head)
+        ):
+            return tail
+        key = (Kind.SEQUENCE, head.serial, tail.serial)
+        term = self._interned.get(key)
+        if term is None:
+            nullable = head.nullable and tail.nullable
+            term = self._keep(key, Term(Kind.SEQUENCE, nullable, items=(head, tail)))
+        return term
+
+    def alternation(self, terms: Iterable[Term]) -> Term:
+        """One of the terms."""
+        items: dict[int, Term] = {}
+        bits = 0
+        for term in terms:
+            for item in term.alternatives:
+                if item.kind == Kind.BYTES:
+                    bits |= item.bits
+                elif item is self.anything:
+                    return item
+                elif item.kind != Kind.EMPTY:
+                    items[item.serial] = item
+        if bits:
+            item = self.byte_set(bits)
+            items[item.serial] = item
+        if self.epsilon.serial in items and any(
+            i.nullable for i in items.values() if i.kind != Kind.EPSILON
+        ):
+            del items[self.epsilon.serial]
+        if not items:
+            return self.empty
+        if len(items) == 1:
+            return next(iter(items.values()))
+        if len(items) > self.limits.max_alternatives:
+            raise GrammarTooComplex(
+                f"more than {self.limits.max_alternatives} alternatives at one place"
+            )
+        serials = sorted(items)
+        key = (Kind.ALTERNATION, *serials)
+        found = self._interned.get(key)
+        if found is None:
+            members = tuple(items[s] for s in serials)
+            nullable = any(i.nullable for i in members)
+            found = self._keep(key, Term(Kind.ALTERNATION, nullable, items=members))
+        return found
+
+    def optional(self, term: Term) -> Term:
+        return self.alternation((term, self.epsilon))
+
+    def repeat(self, term: Term, low: int, high: int | None) -> Term:
+        """`term` at least `low` times and at most `high` times; None is without end."""
+        if high == 0 or term.kind == Kind.EPSILON:
+            return self.epsilon
+        if term.kind == Kind.EMPTY:
+            return self.epsilon if low == 0 else self.empty
+        if low == 1 and high == 1:
+            return term
+        if term.nullable:
+            low = 0
+            if term.kind == Kind.REPEAT and term.high is None and high is None:
+                return term
+        if term.kind == Kind.REPEAT and term.low == 0 and term.high is None and high is None:
+            return term
+        key = (Kind.REPEAT, term.serial, low, high)
+        found = self._interned.get(key)
+        if found is None:
+            found = Term(Kind.REPEAT, low == 0, items=(term,), low=low, high=high)
+            self._keep(key, found)
+        return found
+
+    def both(self, *terms: Term) -> Term:
+        """What is in every one of the regular terms."""
+        items: dict[int, Term] = {}
+        for term in terms:
+            for item in term.items if term.kind == Kind.BOTH else (term,):
+                if item.kind == Kind.EMPTY:
+                    return item
+                if item is not self.anything:
+                    items[item.serial] = item
+        if not items:
+            return self.anything
+        if len(items) == 1:
+            return next(iter(items.values()))
+        members = tuple(items[s] for s in sorted(items))
+        if any(i.kind == Kind.EPSILON for i in members):
+            return self.epsilon if all(i.nullable for i in members) else self.empty
+        if all(i.kind == Kind.BYTES for i in members):
+            bits = ALL_BYTES
+            for item in members:
+                bits &= item.bits
+            return self.byte_set(bits)
+        key = (Kind.BOTH, *(i.serial for i in members))
+        found = self._interned.get(key)
+        if found is None:
+            nullable = all(i.nullable for i in members)
+            found = self._keep(key, Term(Kind.BOTH, nullable, items=members))
+        return found
+
+    def complement(self, term: Term) -> Term:
+        """Every byte string that is not in the regular term."""
+        if term.kind == Kind.EMPTY:
+            return self.anything
+        if term.kind == Kind.NOT:
+            return term.items[0]
+        key = (Kind.NOT, term.serial)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._keep(key, Term(Kind.NOT, not term.nullable, items=(term,)))
+        return found
+
+    def lexeme(self, term: Term) -> Term:
+        """The same language, determinised by itself."""
+        if term.kind in (Kind.EMPTY, Kind.EPSILON, Kind.BYTES, Kind.WORDS, Kind.LEXEME):
+            return term
+        key = (Kind.LEXEME, term.serial)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._keep(key, Term(Kind.LEXEME, term.nullable, items=(term,)))
+        return found
+
+    def call(self, rule: Rule) -> Term:
+        """What the rule's body allows."""
+        key = (Kind.CALL, rule)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._keep(key, Term(Kind.CALL, rule.nullable, rule=rule))
+        return found
+
+    def rule(self, key: tuple[object, ...], make: Callable[[], Rule]) -> Term:
+        """A call of the rule that `make` gives, the same one for the same key."""
+        rule = self._rules.get(key)
+        if rule is None:
+            rule = self._rules[key] = make()
+        return self.call(rule)
+
+    def _keep(self, key: _Key, term: Term) -> Term:
+        self._interned[key] = term
+        self.spend()
+        return term
+
+    # Derivatives
+
+    def parts(self, term: Term) -> Form:
+        """Disjoint byte sets, and for each the non-empty term that follows. Deterministic."""
+        if term.parts is None:
+            term.parts = self._determinise(self.form(term))
+        return term.parts
+
+    def form(self, term: Term) -> Form:
+        """Byte sets, which may overlap, and for each a term that may follow, perhaps empty."""
+        if term.form is None:
+            term.form = self._derive(term)
+            self._derived.append(term)
+        return term.form
+
+    def _derive(self, term: Term) -> Form:
+        kind = term.kind
+        self.spend()
+        if kind == Kind.BYTES:
+            return ((term.bits, self.epsilon),)
+        if kind == Kind.WORDS:
+            return self._derive_words(term)
+        if kind == Kind.SEQUENCE:
+            return self._derive_sequence(term)
+        if kind == Kind.ALTERNATION:
+            self.spend(len(term.items))
+            return tuple(pair for item in term.items for pair in self.form(item))
+        if kind == Kind.REPEAT:
+            item = term.items[0]
+            high = None if term.high is None else term.high - 1
+            rest = self.repeat(item, max(term.low - 1, 0), high)
+            return tuple((bits, self.sequence(after, rest)) for bits, after in self.form(item))
+        if kind == Kind.BOTH:
+            return self._derive_both(term)
+        if kind == Kind.NOT:
+            parts = self.parts(term.items[0])
+            left = ALL_BYTES
+            pairs = []
+            for bits, after in parts:
+                left &= ~bits
+                pairs.append((bits, self.complement(after)))
+            return (*pairs, (left, self.anything)) if left else tuple(pairs)
+        if kind == Kind.LEXEME:
+            return tuple((bits, self.lexeme(after)) for bits, after in self.parts(term.items[0]))
+        if kind == Kind.CALL:
+            return self._derive_call(term)
+        return ()
+
+    def _derive_words(self, term: Term) -> Form:
+        assert term.words is not None and term.high is not None
+        words, depth = term.words.words, term.depth
+        at = term.low + term.nullable
+        pairs = []
+        while at < term.high:
+            byte = words[at][depth]
+            end = bisect_right(words, byte, at, term.high, key=lambda word: word[depth])
+            pairs.append((1 << byte, self._words(term.words, at, end, depth + 1)))
+            at = end
+        return tuple(pairs)
+
+    def _derive_sequence(self, term: Term) -> Form:
+        pairs: list[tuple[int, Term]] = []
+        while True:
+            if term.kind != Kind.SEQUENCE:
+                pairs.extend(self.form(term))
+                break
+            head, tail = term.items
+            pairs.extend((bits, self.sequence(after, tail)) for bits, after in self.form(head))
+            if not head.nullable:
+                break
+            term = tail
+        return tuple(pairs)
+
+    def _derive_both(self, term: Term) -> Form:
+        parts = self.parts(term.items[0])
+        for item in term.items[1:]:
+            others = self.parts(item)
+            self.spend(len(parts) * len(others) // 16)
+            parts = tuple(
+                (bits & other_bits, self.both(after, other_after))
+                for bits, after in parts
+                for other_bits, other_after in others
+                if bits & other_bits
+            )
+        return tuple(pair for pair in parts if pair[1].kind != Kind.EMPTY)
+
+    def _derive_call(self, term: Term) -> Form:
+        rule = term.rule
+        assert rule is not None
+        if rule.is_expanding:
+            raise GrammarTooComplex(f"{rule.name} begins with itself")
+        rule.is_expanding = True
+        try:
+            return self.form(rule.body())
+        finally:
+            rule.is_expanding = False
+
+    def _determinise(self, form: Form) -> Form:
+        seen = 0
+        parts: list[tuple[int, list[Term]]] = []
+        for bits, after in form:
+            if after.is_searched and self.is_empty(after):
+                continue
+            if not bits & seen:
+                parts.append((bits, [after]))
+                seen |= bits
+                continue
+            self.spend(len(parts) // 16)
+            left = bits
+            for i in range(len(parts)):
+                known, afters = parts[i]
+                common = known & left
+                if not common:
+                    continue
+                if common == known:
+                    afters.append(after)
+                else:
+                    parts[i] = (known & ~common, afters)
+                    parts.append((common, [*afters, after]))
+                left &= ~common
+                if not left:
+                    break
+            if left:
+                parts.append((left, [after]))
+            seen |= bits
+        merged: dict[Term, int] = {}
+        for bits, afters in parts:
+            after = afters[0] if len(afters) == 1 else self.alternation(afters)
+            merged[after] = merged.get(after, 0) | bits
+        return tuple((bits, after) for after, bits in merged.items())
+
+    # Questions
+
+    def is_empty(self, term: Term) -> bool:
+        """Whether no string is in the term. Decided by search where the shape does not tell."""
+        if term.kind == Kind.EMPTY:
+            return True
+        if not term.is_searched:
+            return False
+        if term.known_empty is None:
+            term.known_empty = self._decide_empty(term)
+        return term.known_empty
+
+    def _decide_empty(self, term: Term) -> bool:
+        if term.kind == Kind.SEQUENCE:
+            return any(self.is_empty(element) for element in term.spine)
+        if term.kind == Kind.ALTERNATION:
+            return all(self.is_empty(item) for item in term.items)
+        if term.kind == Kind.REPEAT:
+            return term.low > 0 and self.is_empty(term.items[0])
+        if term.kind == Kind.LEXEME:
+            return self.is_empty(term.items[0])
+        return self._search_empty(term)
+
+    def _search_empty(self, term: Term) -> bool:
+        reached_from: dict[Term, Term | None] = {term: None}
+        queue = deque([term])
+        while queue:
+            here = queue.popleft()
+            self.spend()
+            if here.nullable or not here.is_searched or here.known_empty is False:
+                step: Term | None = here
+                while step is not None:
+                    step.known_empty = False
+                    step = reached_from[step]
+                return False
+            for _, after in self.form(here):
+                if after not in reached_from and after.known_empty is not True:
+                    if after.kind == Kind.EMPTY:
+                        continue
+                    reached_from[after] = here
+                    queue.append(after)
+        for here in reached_from:
+            here.known_empty = True
+        return True
+
+    def min_bytes(self, term: Term) -> int:
+        """The length of a shortest string; the term must not be empty."""
+        pending = []
+        while term.shortest_length is None and term.kind == Kind.SEQUENCE:
+            pending.append(term)
+            term = term.items[1]
+        if term.shortest_length is None:
+            term.shortest_length = self._min_bytes(term)
+        length = term.shortest_length
+        for sequence in reversed(pending):
+            length += self.min_bytes(sequence.items[0])
+            sequence.shortest_length = length
+        return length
+
+    def _min_bytes(self, term: Term) -> int:
+        if term.nullable:
+            return 0
+        if term.kind == Kind.BYTES:
+            return 1
+        if term.kind == Kind.WORDS:
+            assert term.words is not None
+            return min(map(len, term.words.words[term.low : term.high])) - term.depth
+        if term.kind == Kind.ALTERNATION:
+            return min(self.min_bytes(item) for item in term.items if not self.is_empty(item))
+        if term.kind == Kind.REPEAT:
+            return term.low * self.min_bytes(term.items[0])
+        if term.kind == Kind.LEXEME:
+            return self.min_bytes(term.items[0])
+        if term.kind == Kind.CALL:
+            assert term.rule is not None
+            return term.rule.min_bytes
+        return len(self.shortest(term))
+
+    def shortest(self, term: Term) -> bytes:
+        """A shortest string of a regular term that is not empty."""
+        if term.shortest is None:
+            term.shortest = self._shortest(term)
+        return term.shortest
+
+    def _shortest(self, term: Term) -> bytes:
+        if term.nullable:
+            return b""
+        if term.kind == Kind.BYTES:
+            return bytes([_plainest(term.bits)])
+        if term.kind == Kind.WORDS:
+            assert term.words is not None
+            return min(term.words.words[term.low : term.high], key=len)[term.depth :]
+        if term.kind == Kind.SEQUENCE:
+            return b"".join(self.shortest(element) for element in term.spine)
+        if term.kind == Kind.ALTERNATION:
+            items = [item for item in term.items if not self.is_empty(item)]
+            return self.shortest(min(items, key=self.min_bytes))
+        if term.kind == Kind.REPEAT:
+            return self.shortest(term.items[0]) * term.low
+        if term.kind == Kind.LEXEME:
+            return self.shortest(term.items[0])
+        return self._search_shortest(term)
+
+    def _search_shortest(self, term: Term) -> bytes:
+        """Breadth-first over the derivatives; every term on the way learns its own answer."""
+        reached_from: dict[Term, tuple[Term, int]] = {}
+        seen = {term}
+        queue = deque([term])
+        while queue:
+            here = queue.popleft()
+            self.spend()
+            if here.nullable:
+                text = b""
+                here.shortest = text
+                while here is not term:
+                    here, byte = reached_from[here]
+                    text = bytes([byte]) + text
+                    here.shortest = text
+                return text
+            for bits, after in self.parts(here):
+                if after not in seen:
+                    seen.add(after)
+                    reached_from[after] = (here, _plainest(bits))
+                    queue.append(after)
+        raise AssertionError("an empty term has no shortest string")
+
+    def detour(self, term: Term) -> int | None:
+        """At most how many bytes complete a regular term from anywhere inside it.
+
+        None if only a search could tell.
+        """
+        if term.is_searched or not term.is_regular:
+            return None
+        if term.kind == Kind.WORDS:
+            assert term.words is not None
+            return max(map(len, term.words.words[term.low : term.high]))
+        if term.kind in (Kind.BYTES, Kind.EPSILON, Kind.EMPTY):
+            return 0
+        if term.kind == Kind.SEQUENCE:
+            longest = after = 0
+            for element in reversed(term.spine):
+                inside = self.detour(element)
+                assert inside is not None
+                longest = max(longest, inside + after)
+                after += self.min_bytes(element)
+            return longest
+        inner = [self.detour(item) or 0 for item in term.items]
+        if term.kind == Kind.REPEAT:
+            return inner[0] + max(term.low - 1, 0) * self.min_bytes(term.items[0])
+        return max(inner)
+
+    def clamp(self, term: Term, num_bytes: int) -> Term:
+        """A term with the same strings' prefixes of up to `num_bytes` bytes, counters cut short.
+
+        A counter that such a prefix cannot exhaust might as well be endless, so that states deep
+        inside a long string share one mask. Only the counters of the outermost sequence are cut.
+        Intersections stay as they are: whether one is empty may depend on a counter.
+        """
+        if term.is_searched:
+            return term
+        if term.kind == Kind.LEXEME:
+            return self.lexeme(self.clamp(term.items[0], num_bytes))
+        if term.kind == Kind.ALTERNATION:
+            return self.alternation(self.clamp(item, num_bytes) for item in term.items)
+        return self.sequence(*(self._clamp_element(e, num_bytes) for e in term.spine))
+
+    def _clamp_element(self, term: Term, num_bytes: int) -> Term:
+        if term.kind != Kind.REPEAT or term.items[0].nullable:
+            return term
+        high = term.high if term.high is not None and term.high <= num_bytes else None
+        return self.repeat(term.items[0], min(term.low, num_bytes + 1), high)
+
+    def digest(self, term: Term) -> bytes:
+        """Equal for regular terms of equal structure, also of other stores."""
+        if term.digest is None:
+            term.digest = self._digest(term)
+        return term.digest
+
+    def _digest(self, term: Term) -> bytes:
+        head = f"{term.kind:d},{term.bits:x},{term.low},{term.high},{term.depth}".encode()
+        if term.kind == Kind.WORDS:
+            assert term.words is not None
+            words = term.words.words[term.low : term.high]
+            if len(words) <= 16:
+                return _digest(b"suffixes", *(word[term.depth :] for word in words))
+            return _digest(head, term.words.digest)
+        if term.kind == Kind.SEQUENCE:
+            return _digest(head, *(self.digest(element) for element in term.spine))
+        items = [self.digest(item) for item in term.items]
+        if term.kind in (Kind.ALTERNATION, Kind.BOTH):
+            items.sort()
+        return _digest(head, *items)
+
+
+def _digest(*fields: bytes) -> bytes:
+    state = blake2b(digest_size=16)
+    for each in fields:
+        state.update(len(each).to_bytes(4, "little"))
+        state.update(each)
+    return state.digest()
+
+
+def _plainest(bits: int) -> int:
+    """A byte of the set that a reader would expect: a letter, a digit, something printable."""
+    for preferred in _PLAIN:
+        if bits & preferred:
+            bits &= preferred
+            break
+    return (bits & -bits).bit_length() - 1
+
+
+def bits_of(values: Iterable[int]) -> int:
+    """The set of byte values as bits."""
+    bits = 0
+    for value in values:
+        bits |= 1 << value
+    return bits
+
+
+_PLAIN: Sequence[int] = (
+    bits_of(b"abcdefghijklmnopqrstuvwxyz"),
+    bits_of(b"0123456789"),
+    bits_of(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+    bits_of(range(0x21, 0x7F)) & ~bits_of(b'\\"'),
+)

@@ -1,0 +1,77 @@
+"""The tokens of a model as the grammar engine sees them: bytes, and which ones end a text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from palmette.grammar.token_trie import TokenTrie
+
+
+class Vocabulary:
+    """Token `t` stands for the bytes `token_bytes[t]`.
+
+    Empty bytes mark a control token: it is never allowed, except that the tokens in
+    `stop_token_ids` are allowed where the text is complete. A stop token never stands for text,
+    whatever its bytes. `num_rows` is the width of a mask; rows beyond the tokens (padding of the
+    model's output layer) are never allowed.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        stop_token_ids: Collection[int],
+        num_rows: int | None = None,
+    ) -> None:
+        num_tokens = len(token_bytes)
+        self.num_rows = num_tokens if num_rows is None else num_rows
+        if self.num_rows < num_tokens:
+            raise ValueError(f"num_rows is {self.num_rows}, but there are {num_tokens} tokens")
+        for token_id in stop_token_ids:
+            if not 0 <= token_id < self.num_rows:
+                raise ValueError(f"stop token {token_id} is outside the {self.num_rows} rows")
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.token_bytes: tuple[bytes, ...] = tuple(
+            b"" if i in self.stop_token_ids else bytes(token) for i, token in enumerate(token_bytes)
+        )
+        self.trie = TokenTrie(self.token_bytes)
+        # Bytes a token of their own stands for. With all of them any text can be spelled.
+        self.single_bytes = frozenset(token[0] for token in self.token_bytes if len(token) == 1)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_bytes)
+
+    @property
+    def spells_every_text(self) -> bool:
+        """Whether each byte that valid UTF-8 can contain is a token, so no text is out of reach."""
+        return self.single_bytes.issuperset(_UTF8_BYTES)
+
+    def fewest_tokens(self, text: bytes) -> list[int] | None:
+        """A shortest list of tokens that spells `text`, or None if no list does."""
+        best: list[int | None] = [None] * len(text) + [0]  # tokens needed from each position on
+        choice = [(0, 0)] * len(text)  # the first of them, and its end
+        trie = self.trie
+        for start in range(len(text) - 1, -1, -1):
+            node: int | None = 0
+            at = start
+            while at < len(text):
+                node = trie.child(node, text[at])
+                if node is None:
+                    break
+                at += 1
+                rest = best[at]
+                here = best[start]
+                if rest is not None and trie.has_token[node] and (here is None or rest + 1 <= here):
+                    best[start] = rest + 1
+                    choice[start] = (int(trie.tokens[trie.first_token[node]]), at)
+        if best[0] is None:
+            return None
+        token_ids = []
+        at = 0
+        while at < len(text):
+            token_id, at = choice[at]
+            token_ids.append(token_id)
+        return token_ids
+
+
+_UTF8_BYTES = frozenset([*range(0x80), *range(0x80, 0xC0), *range(0xC2, 0xF5)])
