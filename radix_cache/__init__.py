@@ -36,7 +36,7 @@ What a lease holds is never evicted; the rest goes when room is needed.
 >>> print(cache.explain(prompt, tenant))
 8 of 10 tokens are cached
 tokens 0 to 7: cached
-tokens 8 to 9: evicted at 5 (evicted)
+tokens 8 to 9: evicted at 4 (evicted)
 >>> lease.release()
 >>> cache.pages.free(own)
 >>> cache.num_available

@@ -6,7 +6,7 @@ import logging
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, islice
+from itertools import islice
 from operator import index
 
 from palmette.radix_cache.errors import PinBudgetExceeded, StaleMatch
@@ -34,7 +34,8 @@ _MAX_NAMESPACES_EXPLAINED = 256
 class RadixCache:
     """Token prefixes in pages of `page_size` tokens, matched exactly to the token.
 
-    `clock` orders uses for eviction; by default a count of them. At most `max_pinned_pages` (half
+    Uses are ordered as they come; `clock` tells when evictions happened, by default in numbers of
+    uses. At most `max_pinned_pages` (half
     of the pool by default, so that pins never stop the rest) are pinned at a time. The last
     `num_remembered` evicted pages are remembered for `explain` (about 200 bytes each). One thread
     at a time.
@@ -64,12 +65,12 @@ class RadixCache:
         self.stats = CacheStats()
         self.history = History(num_remembered)
         self.tree = Tree(self.pages, page_size, self)
-        self._clock: Callable[[], float] = clock or count(1).__next__
+        self._clock = clock
+        self._num_uses = 0  # orders the uses; exact where a clock has ticks
         self._logprobs: dict[int, array[float]] = {}  # by page; NaN where nothing is known
         self._observers = list(observers)
         self._events: list[PagesInserted | PagesEvicted | PrefixHit] = []
-        self._evicting_for: str | None = None
-        self._now = 0.0  # of the eviction under way
+        self._departure = Departure(0.0, Removal.EVICTED, None)  # of the eviction under way
 
     # Pages
 
@@ -100,7 +101,7 @@ class RadixCache:
         if num_missing > 0:
             if num_missing > self.tree.num_evictable_pages:
                 return None
-            self._evict(num_missing, Removal.EVICTED, by)
+            self._evict(num_missing, by)
         page_ids = self.pages.allocate(num_pages)
         self.deliver_events()
         return page_ids
@@ -110,29 +111,33 @@ class RadixCache:
 
         Goes page by page from the end of a leaf; returns how many were freed.
         """
-        num_freed = self._evict(num_pages, Removal.EVICTED, by)
+        num_freed = self._evict(num_pages, by)
         self.deliver_events()
         return num_freed
 
-    def flush(self, *, by: str | None = None) -> int:
-        """Drop all that nobody holds; returns how many pages were freed."""
-        num_freed = self._evict(self.tree.num_evictable_pages, Removal.FLUSHED, by)
+    def flush(self, namespace: Namespace | None = None, *, by: str | None = None) -> int:
+        """Drop all that nobody holds, of one namespace or of every; returns how many pages."""
+        self._departure = Departure(self._time(), Removal.FLUSHED, by)
+        if namespace is None:
+            num_freed = self.tree.evict(self.tree.num_evictable_pages, Removal.FLUSHED)
+        else:
+            num_freed = self.tree.drop_unheld(namespace, Removal.FLUSHED)
         self.deliver_events()
         return num_freed
 
-    def _evict(self, num_pages: int, removal: Removal, by: str | None) -> int:
-        self._evicting_for = by
-        self._now = self._clock()
-        num_freed = self.tree.evict(num_pages, removal)
-        self._evicting_for = None
-        return num_freed
+    def _evict(self, num_pages: int, by: str | None) -> int:
+        self._departure = Departure(self._time(), Removal.EVICTED, by)
+        return self.tree.evict(num_pages, Removal.EVICTED)
+
+    def _time(self) -> float:
+        return self._num_uses if self._clock is None else self._clock()
 
     # Matching and holding
 
     def match(self, token_ids: Sequence[int], namespace: Namespace = _DEFAULT_NAMESPACE) -> Match:
         """The longest cached prefix of `token_ids`, which counts as used now. Holds nothing."""
         self.stats.num_matches += 1
-        return self._match(list(token_ids), namespace, self._clock())
+        return self._match(list(token_ids), namespace, self.next_use())
 
     def lease(self, match: Match, *, counted: bool = True) -> Lease:
         """Hold what was matched. An empty match is fine: its lease can publish.
@@ -141,19 +146,11 @@ class RadixCache:
         Raises StaleMatch if some of the pages were evicted since.
         """
         found = self._current(match)
-        tree = self.tree
-        depth = len(match.page_ids)
-        node = tree.root(match.namespace) if not depth else _node_at(found.node, depth - 1)
-        if depth < node.end:
-            node = tree.split(node, depth - node.start)
-        tree.hold(node)
-        tail_node = None
-        if found.tail_node is not None:
-            tail_node = _node_at(found.tail_node, depth)
-            if len(tail_node.page_ids) > 1:
-                tail_node = tree.split(tail_node, 1)
-            tree.hold(tail_node)
-        self._restore_access(found)
+        root = self.tree.root(match.namespace)
+        node, tail_node = self._cut_out(found, root, len(match.page_ids))
+        self.tree.hold(node)
+        if tail_node is not None:
+            self.tree.hold(tail_node)
         if counted:
             self._count_hit(match, len(found.key))
         self.deliver_events()
@@ -184,36 +181,81 @@ class RadixCache:
         self.tree.pin(node)
         return Pin(self, lease, node)
 
-    def _match(self, key: list[int], namespace: Namespace, now: float | None) -> Match:
+    def advance(self, lease: Lease, token_ids: Sequence[int]) -> int:
+        """See `Lease.advance`."""
+        node = lease.node("advance")
+        num_held = lease.num_pages
+        num_before = lease.num_tokens
+        if len(token_ids) < num_held * self.page_size:
+            raise ValueError(f"{len(token_ids)} tokens given, the lease holds {num_held} pages")
+        key = list(token_ids[num_held * self.page_size :])
+        match = self._match_below(node, key, self.next_use())
+        end, tail_node = self._cut_out(match.found, node, num_held + len(match.page_ids))
+        lease.move(end, match.page_ids)
+        if tail_node is not None and match.tail is not None:
+            lease.hold_tail(tail_node, match.tail)
+        self.deliver_events()
+        return lease.num_tokens - num_before
+
+    def _match(self, key: list[int], namespace: Namespace, now: int | None) -> Match:
         root = self.tree.roots.get(namespace)
         if root is None:
             return Match(namespace, 0, (), None, Found(key, None, 0, None, 0, None, 0, 0))
-        walk = self.tree.walk(root, key, now)
+        return self._match_below(root, key, now)
+
+    def _match_below(self, start: Node, key: list[int], now: int | None) -> Match:
+        """What follows the end of `start`. With `now`, it counts as used then."""
+        walk = self.tree.walk(start, key, now)
         partial_node = walk.partial_node
-        prior_access = 0.0
+        prior_access = 0
         if now is not None:
             if partial_node is not None:
                 prior_access = partial_node.last_access
                 partial_node.last_access = now
             elif walk.tail_node is not None:
                 walk.tail_node.last_access = now
-        return self._match_from(walk, key, namespace, partial_node, prior_access, now or 0.0)
+        return self._match_from(walk, key, partial_node, prior_access, now or 0)
+
+    def _cut_out(self, found: Found, start: Node, num_pages: int) -> tuple[Node, Node | None]:
+        """Split so that the first `num_pages` pages end with a node, and a tail page is one.
+
+        `found` was looked up from the end of `start`.
+        """
+        node = start if num_pages == start.end else _node_at(found.node, num_pages - 1)
+        if num_pages < node.end:
+            node = self.tree.split(node, num_pages - node.start)
+        tail_node = None
+        if found.tail_node is not None:
+            tail_node = _node_at(found.tail_node, num_pages)
+            if len(tail_node.page_ids) > 1:
+                tail_node = self.tree.split(tail_node, 1)
+        rest = found.partial_node
+        if rest is not None and rest is not node and rest is not tail_node:
+            self._restore_access(rest, found)
+        return node, tail_node
+
+    def _restore_access(self, rest: Node, found: Found) -> None:
+        """What is cut off now from the used part of an edge was not used itself."""
+        if rest.holds or not rest.is_attached or rest.last_access != found.time:
+            return
+        rest.last_access = found.prior_access
+        if rest.is_evictable_leaf:
+            self.tree.queue.offer(rest)
 
     def _match_from(
         self,
         walk: Walk,
         key: list[int],
-        namespace: Namespace,
         partial_node: Node | None,
-        prior_access: float,
-        now: float,
+        prior_access: int,
+        now: int,
     ) -> Match:
         tail_node = walk.tail_node
         tail = None
         if tail_node is not None:
             tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)
         return Match(
-            namespace,
+            walk.node.namespace,
             len(walk.page_ids) * self.page_size + walk.num_tail_tokens,
             tuple(walk.page_ids),
             tail,
@@ -248,15 +290,6 @@ class RadixCache:
             0,
             0,
         )
-
-    def _restore_access(self, found: Found) -> None:
-        """What lies behind the used part of an edge, cut off by now, was not used."""
-        rest = found.partial_node
-        if rest is None or rest.holds or not rest.is_attached or rest.last_access != found.time:
-            return
-        rest.last_access = found.prior_access
-        if rest.is_evictable_leaf:
-            self.tree.queue.offer(rest)
 
     def _count_hit(self, match: Match, num_tokens: int) -> None:
         self.stats.num_leases += 1
@@ -304,7 +337,7 @@ class RadixCache:
         new_page_ids = list(page_ids[num_held:num_whole])
         rest_page_ids = list(page_ids[num_whole:]) if tail else []
 
-        now = self._clock()
+        now = self.next_use()
         walk = self.tree.walk(node, new_token_ids, now)
         duplicates = [
             mine
@@ -340,7 +373,7 @@ class RadixCache:
             )
 
     def _grow(
-        self, lease: Lease, walk: Walk, token_ids: list[int], missing: list[int], now: float
+        self, lease: Lease, walk: Walk, token_ids: list[int], missing: list[int], now: int
     ) -> Node:
         """Put the pages that the walk did not find in the tree; returns where they end.
 
@@ -361,7 +394,7 @@ class RadixCache:
         return self.tree.attach(end, new_token_ids, missing, now)
 
     def _give_tail(
-        self, lease: Lease, end: Node, rest: list[int], page_ids: list[int], now: float
+        self, lease: Lease, end: Node, rest: list[int], page_ids: list[int], now: int
     ) -> Tail | None:
         """The last tokens, which fill no page, join the tree unless it has them."""
         if not rest or self.tree.has_beginning(end, tuple(rest)):
@@ -482,10 +515,13 @@ class RadixCache:
 
     def _goes_on_otherwise(self, match: Match) -> bool:
         """Whether the tree holds other tokens in the place where the match ends."""
-        node = match.found.node
+        node, tail_node = match.found.node, match.found.tail_node
+        if tail_node is not None and tail_node.is_tail and match.tail is not None:
+            is_used_up = match.tail.num_tokens == len(tail_node.token_ids)
+            return not is_used_up or self.tree.is_subsumed(tail_node)
         if node is None:
             return False
-        return match.tail is not None or bool(node.children) or node.end > len(match.page_ids)
+        return node.children is not None or node.end > len(match.page_ids)
 
     # Observers
 
@@ -497,9 +533,10 @@ class RadixCache:
         """Tell `observer` nothing more. Raises ValueError if it was not told anything."""
         self._observers.remove(observer)
 
-    def now(self) -> float:
-        """The clock's time; a use at it is newer than all before."""
-        return self._clock()
+    def next_use(self) -> int:
+        """The place of a use in the order of all uses."""
+        self._num_uses += 1
+        return self._num_uses
 
     def deliver_events(self) -> None:
         """Tell the observers what happened since the last time."""
@@ -555,8 +592,7 @@ class RadixCache:
         else:
             self.stats.num_subsumed_pages += num_pages
         if removal is not Removal.SUBSUMED:
-            departure = Departure(self._now, removal, self._evicting_for)
-            self.history.left(node, first, departure)
+            self.history.left(node, first, self._departure)
         if self._logprobs:
             for page_id in node.page_ids[first:]:
                 self._logprobs.pop(page_id, None)
@@ -568,7 +604,7 @@ class RadixCache:
                     token_ids=tuple(node.token_ids[first * self.page_size :]),
                     page_ids=tuple(node.page_ids[first:]),
                     removal=removal,
-                    by=self._evicting_for,
+                    by=self._departure.by if removal is not Removal.SUBSUMED else None,
                 )
             )
 

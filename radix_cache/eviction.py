@@ -18,7 +18,7 @@ class EvictionQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Node]] = []
+        self._heap: list[tuple[int, int, Node]] = []
         self._tickets = count(1)
         self._num_live = 0
 

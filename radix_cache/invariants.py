@@ -37,9 +37,7 @@ def _check_ledger(cache: RadixCache, nodes: list[Node], owned: Iterable[int] | N
     _require(len(set(cached)) == len(cached), "a page is in the tree twice")
     states = [pages.state(page_id) for page_id in range(pages.num_pages)]
     in_tree = {page_id for page_id, state in enumerate(states) if state is PageState.CACHED}
-    _require(
-        in_tree == set(cached), f"cached by state but not in the tree: {in_tree ^ set(cached)}"
-    )
+    _require(in_tree == set(cached), f"by state or by tree, not both: {in_tree ^ set(cached)}")
     free = pages.free_page_ids()
     _require(len(set(free)) == len(free), "a page is free twice")
     _require(
@@ -83,6 +81,7 @@ def _check_shape(cache: RadixCache, node: Node) -> None:
 def _check_children(cache: RadixCache, node: Node) -> None:
     if node.children is None:
         return
+    _require(bool(node.children.by_key), f"{node!r} keeps an empty index of children")
     ordered = list(node.children.ordered())
     _require(set(ordered) == set(node.children.by_key), f"{node!r}: order and children differ")
     _require(all(a < b for a, b in pairwise(ordered)), f"{node!r}: children out of order")

@@ -32,8 +32,8 @@ class Found:
     tail_node: Node | None  # the edge that the tail's page lies on
     tail_version: int
     partial_node: Node | None  # the edge that was used in part only, its last access before that
-    prior_access: float
-    time: float
+    prior_access: int
+    time: int
 
     @property
     def is_current(self) -> bool:
@@ -138,6 +138,22 @@ class Lease:
         """
         return self._cache.publish(self, token_ids, page_ids, tail)
 
+    def advance(self, token_ids: Sequence[int]) -> int:
+        """Hold what the tree has by now behind the pages held; returns how many tokens more.
+
+        `token_ids` from the first one on. For a sequence that waits while another computes the
+        same prompt. O(tokens behind the pages held).
+        """
+        return self._cache.advance(self, token_ids)
+
+    def copy(self) -> Lease:
+        """Another lease on the same pages and tail, as a fork needs. O(1) but for the page list."""
+        node = self.node("copy")
+        self._cache.tree.hold(node)
+        if self._tail_node is not None:
+            self._cache.tree.hold(self._tail_node)
+        return Lease(self._cache, node, self._page_ids, self._tail_node, self._tail)
+
     def drop_tail(self) -> None:
         """Hold the whole pages only: the tail's tokens were copied, or are not wanted."""
         self.node("drop_tail")
@@ -150,7 +166,7 @@ class Lease:
         Raises LeaseReleased the second time.
         """
         node = self.node("release")
-        node.last_access = self._cache.now()
+        node.last_access = self._cache.next_use()
         self._unhold_tail()
         self._node = None
         self._cache.tree.unhold(node)

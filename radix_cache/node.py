@@ -52,9 +52,6 @@ class Children:
         self._blocks: list[list[PageKey]] = []
         self._lasts: list[PageKey] = []  # the last key of each block
 
-    def __len__(self) -> int:
-        return len(self.by_key)
-
     def add(self, key: PageKey, node: Node) -> None:
         """Put `node` under a key that is not taken."""
         assert key not in self.by_key
@@ -155,7 +152,7 @@ class Node:
         token_ids: list[int],
         page_ids: list[int],
         chain: list[int],
-        last_access: float,
+        last_access: int,
         *,
         is_tail: bool = False,
     ) -> None:
@@ -165,14 +162,14 @@ class Node:
         self.token_ids = token_ids  # lists, so that a growing edge costs only what is new
         self.page_ids = page_ids
         self.chain = chain  # chain[i] names the whole prefix up to and including page i
-        self.children: Children | None = None
+        self.children: Children | None = None  # None where there are none
         self.is_tail = is_tail
         self.holds = 0
         self.pins = 0
         self.last_access = last_access
         self.version = 0  # moves on when pages leave the edge; negative: out of the tree
         self.ticket = 0  # of the node's entry in the eviction queue; 0: none
-        self.queued_at = 0.0  # the last access that entry was made for
+        self.queued_at = 0  # the last access that entry was made for
 
     @property
     def end(self) -> int:
@@ -186,7 +183,10 @@ class Node:
     @property
     def is_evictable_leaf(self) -> bool:
         return (
-            not self.holds and not self.children and self.version >= 0 and self.parent is not None
+            not self.holds
+            and self.children is None
+            and self.version >= 0
+            and self.parent is not None
         )
 
     def key(self, page_size: int) -> PageKey:

@@ -16,6 +16,10 @@ class PageState(IntEnum):
     CACHED = 2  # in the tree: written no more, read by any number of leases
 
 
+# Plain numbers for the loops over pages: comparing members of an enum takes thrice as long.
+_FREE, _OWNED, _CACHED = (state.value for state in PageState)
+
+
 class PagePool:
     """A fixed number of pages, each in exactly one `PageState`. Every act is O(pages named)."""
 
@@ -47,7 +51,7 @@ class PagePool:
         del self._free[split:]
         page_ids.reverse()
         for page_id in page_ids:
-            self._states[page_id] = PageState.OWNED
+            self._states[page_id] = _OWNED
         return page_ids
 
     def free(self, page_ids: Iterable[int]) -> None:
@@ -61,8 +65,8 @@ class PagePool:
         for page_id in page_ids:
             if not 0 <= page_id < self.num_pages:
                 raise PageNotOwned(page_id, f"not one of the pool's {self.num_pages}")
-            if self._states[page_id] != PageState.OWNED:
-                state = "free" if self._states[page_id] == PageState.FREE else "in the tree"
+            if self._states[page_id] != _OWNED:
+                state = "free" if self._states[page_id] == _FREE else "in the tree"
                 raise PageNotOwned(page_id, state)
         if len(set(page_ids)) != len(page_ids):
             twice = next(p for i, p in enumerate(page_ids) if p in page_ids[:i])
@@ -70,7 +74,7 @@ class PagePool:
 
     def owned(self) -> list[int]:
         """Every page that a sequence owns, in order. O(num_pages): for checks, not for steps."""
-        return [p for p, state in enumerate(self._states) if state == PageState.OWNED]
+        return [p for p, state in enumerate(self._states) if state == _OWNED]
 
     def free_page_ids(self) -> list[int]:
         """Every free page. For checks, as `owned`."""
@@ -81,16 +85,16 @@ class PagePool:
     def give_to_tree(self, page_ids: list[int]) -> None:
         """Owned pages become cached."""
         for page_id in page_ids:
-            assert self._states[page_id] == PageState.OWNED, f"page {page_id} is not owned"
-            self._states[page_id] = PageState.CACHED
+            assert self._states[page_id] == _OWNED, f"page {page_id} is not owned"
+            self._states[page_id] = _CACHED
 
     def take_from_tree(self, page_ids: list[int]) -> None:
         """Cached pages become free."""
         for page_id in page_ids:
-            assert self._states[page_id] == PageState.CACHED, f"page {page_id} is not cached"
+            assert self._states[page_id] == _CACHED, f"page {page_id} is not cached"
         self._put_back(page_ids)
 
     def _put_back(self, page_ids: list[int]) -> None:
         for page_id in page_ids:
-            self._states[page_id] = PageState.FREE
+            self._states[page_id] = _FREE
         self._free.extend(reversed(page_ids))

@@ -81,26 +81,28 @@ class Tree:
             root = self.roots[namespace] = Node(namespace, None, 0, [], [], [], 0)
         return root
 
-    def walk(self, start: Node, key: list[int], now: float | None = None) -> Walk:
+    def walk(self, start: Node, key: list[int], now: int | None = None) -> Walk:
         """Follow `key` from the end of `start`; nodes matched in full are touched with `now`."""
         size = self.page_size
         node = start
+        children = node.children
         page_ids: list[int] = []
         position = 0
-        while node.children:
+        while children is not None:
             first_page = tuple(key[position : position + size])
-            child = node.children.by_key.get(first_page)
+            child = children.by_key.get(first_page)
             if child is None or child.is_tail:
                 walk = Walk(node, len(node.page_ids), page_ids)
-                self._find_tail(walk, first_page)
+                self._find_tail(walk, children, first_page)
                 return walk
             edge = child.token_ids
-            end = position + len(edge)
-            if key[position:end] != edge:
+            length = len(edge)
+            if length > size and key[position : position + length] != edge:
                 return self._partial_walk(child, key, position, page_ids)
             page_ids += child.page_ids
             node = child
-            position = end
+            children = node.children
+            position += length
             if now is not None:
                 node.last_access = now
         return Walk(node, len(node.page_ids), page_ids)
@@ -118,10 +120,8 @@ class Tree:
             walk.num_tail_tokens = num_tail_tokens
         return walk
 
-    def _find_tail(self, walk: Walk, rest: PageKey) -> None:
-        """Note the child of `walk.node` whose first page shares most tokens with `rest`."""
-        children = walk.node.children
-        assert children is not None
+    def _find_tail(self, walk: Walk, children: Children, rest: PageKey) -> None:
+        """Note the child whose first page shares most tokens with `rest`."""
         for key in (children.at_or_after(rest), children.before(rest)):
             if key is not None:
                 shared = common_prefix_length(key, rest)
@@ -165,7 +165,7 @@ class Tree:
         self.num_splits += 1
         return upper
 
-    def attach(self, parent: Node, token_ids: list[int], page_ids: list[int], now: float) -> Node:
+    def attach(self, parent: Node, token_ids: list[int], page_ids: list[int], now: int) -> Node:
         """A new leaf below the end of `parent`; owned pages move to the tree."""
         size = self.page_size
         node = Node(
@@ -189,7 +189,7 @@ class Tree:
         self._drop_subsumed_by(parent, key)
         return node
 
-    def extend(self, node: Node, token_ids: list[int], page_ids: list[int], now: float) -> None:
+    def extend(self, node: Node, token_ids: list[int], page_ids: list[int], now: int) -> None:
         """Lengthen the edge of a held leaf by whole pages."""
         assert node.holds
         assert not node.children
@@ -293,6 +293,17 @@ class Tree:
             num_freed += num_here
         return num_freed
 
+    def drop_unheld(self, namespace: Namespace, removal: Removal) -> int:
+        """Free all pages of `namespace` that nobody holds. O(its nodes)."""
+        root = self.roots.get(namespace)
+        unheld = [] if root is None else [n for n in self._below(root) if not n.holds]
+        num_freed = 0
+        for node in reversed(unheld):  # children before parents
+            if node.parent is not None:
+                num_freed += len(node.page_ids)
+                self.remove_last_pages(node, len(node.page_ids), removal)
+        return num_freed
+
     def remove_last_pages(self, node: Node, num_pages: int, removal: Removal) -> None:
         """Free the last pages of an unheld leaf; an edge without pages goes as well."""
         assert node.is_evictable_leaf, f"{node!r} must stay"
@@ -303,6 +314,8 @@ class Tree:
         self._watcher.pages_leaving(node, first, removal)
         if first == 0:
             parent.children.remove(node.key(self.page_size))
+            if not parent.children.by_key:
+                parent.children = None
             node.version = -1
             node.parent = None
             self.queue.forget(node)
@@ -340,14 +353,14 @@ class Tree:
 
     def has_beginning(self, parent: Node, tokens: PageKey) -> bool:
         """Whether a page or tail directly below `parent` begins with `tokens`."""
-        if not parent.children:
+        if parent.children is None:
             return False
         following = parent.children.at_or_after(tokens)
         return following is not None and following[: len(tokens)] == tokens
 
     def _drop_subsumed_by(self, parent: Node, key: PageKey) -> None:
         """Remove the unheld tails of `parent` that are beginnings of `key`."""
-        children = parent.children
+        children = parent.children  # not empty: the edge under `key` is one
         assert children is not None
         if not children.num_tails:
             return
@@ -360,11 +373,15 @@ class Tree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included, parents before children."""
-        stack = list(self.roots.values())
+        for root in list(self.roots.values()):
+            yield from self._below(root)
+
+    def _below(self, root: Node) -> Iterator[Node]:
+        stack = [root]
         while stack:
             node = stack.pop()
             yield node
-            if node.children:
+            if node.children is not None:
                 stack.extend(node.children.by_key.values())
 
 

@@ -207,8 +207,10 @@ class Model:
                 self.do_logprobs,
                 self.do_misuse,
                 self.do_explain,
+                self.do_fork,
+                self.do_advance,
             ],
-            [8, 14, 20, 8, 4, 6, 4, 4, 3, 3, 0.3, 4, 2, 2],
+            [8, 14, 20, 8, 4, 6, 4, 4, 3, 3, 0.5, 4, 2, 2, 4, 4],
         )[0]
         operation()
         self.compare()
@@ -359,8 +361,49 @@ class Model:
             self.pins.pop(self.random.randrange(len(self.pins))).release()
 
     def do_flush(self) -> None:
-        self.cache.flush()
-        assert self.cache.num_cached_pages == len(self.held())
+        """Of one namespace, or of all."""
+        namespace = self.random.choice([*self.namespaces, None])
+        held = self.held()
+        kept = {p for p, (other, _) in self.tree.items() if namespace not in (None, other)} | held
+        before = self.cache.num_cached_pages
+        assert self.cache.flush(namespace) == before - len(kept)
+        self.prune()
+        assert set(self.tree) == kept
+
+    def do_fork(self) -> None:
+        """A second sequence with the same pages, which goes its own way."""
+        if self.running:
+            parent = self.random.choice(self.running)
+            num_tokens = parent.lease.num_pages * self.page_size
+            lease = parent.lease.copy()
+            assert (lease.page_ids, lease.tail) == (parent.lease.page_ids, parent.lease.tail)
+            self.running.append(Running(parent.token_ids[:num_tokens], lease, []))
+
+    def do_advance(self) -> None:
+        """A sequence with nothing of its own takes up what others computed since."""
+        waiting = [running for running in self.running if not running.own]
+        if not waiting:
+            return
+        running = self.random.choice(waiting)
+        lease = running.lease
+        start = lease.num_pages * self.page_size
+        keys = [
+            list(prefix)
+            for namespace, prefix in self.tree.values()
+            if namespace == lease.namespace and prefix[:start] == tuple(running.token_ids[:start])
+        ]
+        key = self.random.choice(keys or [running.token_ids[:start]]) + self.random_key()
+        before = lease.num_tokens
+        whole, num_tail_tokens, _ = self.expected_match(key, lease.namespace)
+        old_tail, old_pages = lease.tail, lease.page_ids
+        assert lease.advance(key) == lease.num_tokens - before
+        assert list(lease.page_ids) == whole
+        if num_tail_tokens:
+            assert lease.tail is not None
+            assert lease.tail.num_tokens == num_tail_tokens
+        else:
+            assert lease.tail == (old_tail if lease.page_ids == old_pages else None)
+        running.token_ids = key[: lease.num_pages * self.page_size]
 
     def do_logprobs(self) -> None:
         if not self.running:

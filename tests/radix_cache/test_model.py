@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.radix_cache.model import Model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_pages=st.integers(1, 40),
@@ -20,7 +20,7 @@ def test_random_operations_agree_with_a_dictionary(
     seed: int, num_pages: int, page_size: int, num_tokens: int
 ) -> None:
     model = Model(seed, num_pages, page_size, num_tokens)
-    for _ in range(60):
+    for _ in range(80):
         model.step()
     model.wind_down()
 
