@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from palmette.runtime.tokenization.byte import ByteTokenizer
 from palmette.runtime.tokenization.chat import JinjaChatTemplate
 from palmette.runtime.tokenization.output import OutputBuffer
 from palmette.runtime.tokenization.source import load_tokenizer
@@ -9,6 +10,7 @@ from palmette.runtime.tokenization.stream import StopMatch, StopMatcher, StreamD
 from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
 
 __all__ = [
+    "ByteTokenizer",
     "JinjaChatTemplate",
     "LoadedTokenizer",
     "OutputBuffer",

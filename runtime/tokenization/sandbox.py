@@ -172,6 +172,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _check_method(owner, getattr(__obj, "__name__", ""), args, kwargs)
         return _charged(super().call(__context, __obj, *args, **kwargs))
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Refuses str.format, which jinja2 would wrap: its widths make gigabytes of a few words."""
+        if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(
+            getattr(value, "__self__", None), str
+        ):
+            raise SecurityError("str.format is not allowed in a chat template")
+        return super().wrap_str_format(value)
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         _Metering().visit(template)

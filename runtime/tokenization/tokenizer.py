@@ -18,6 +18,7 @@ from palmette.runtime.tokenization.vocabulary import (
     byte_level_piece,
     byte_pieces,
     sentencepiece_piece,
+    utf8,
 )
 
 if TYPE_CHECKING:
@@ -176,19 +177,14 @@ class LoadedTokenizer:
         """Ids of a text in which nothing is a control token."""
         if not text:
             return []
+        utf8(text)
         token_ids = self._raw_ids(text)
         if self._stands_for(token_ids, text):
             return token_ids
         return self._encode_broken_up(text)
 
     def _raw_ids(self, text: str) -> list[int]:
-        try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"the text has half a surrogate pair, U+{ord(text[error.start]):04X}, at character "
-                f"{error.start}: it is not Unicode text"
-            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def _stands_for(self, token_ids: list[int], text: str) -> bool:

@@ -6,9 +6,22 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from palmette.errors import InvalidRequest
+
 SPACE_MARK = "\u2581"  # what SentencePiece writes for a space
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def utf8(text: str) -> bytes:
+    """The bytes of a text. Raises InvalidRequest if it holds half a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text is not Unicode: at character {error.start} it has half a surrogate pair, "
+            f"U+{ord(text[error.start]):04X}"
+        ) from error
 
 
 def byte_of_character() -> dict[str, int]:
