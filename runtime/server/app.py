@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -287,7 +286,18 @@ def _described(body: type[BaseModel] | None) -> dict[str, Any] | None:
     """The body for the generated API description; we read it ourselves, within limits."""
     if body is None:
         return None
-    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema = json.loads(json.dumps(schema))
-    schema.pop("$defs", None)
+    schema = body.model_json_schema()
+    schema = _inlined(schema, schema.get("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """The schema with each definition where it is used; ours do not recur."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    skipped = ("$defs", "discriminator")
+    return {k: _inlined(v, definitions) for k, v in schema.items() if k not in skipped}

@@ -104,6 +104,8 @@ def _validation_answer(error: ValidationError) -> ErrorAnswer:
         message = f"{place} is required"
     elif kind == "extra_forbidden":
         message = f"{place} is not a field this server knows, so it is refused"
+    elif kind == "too_short":
+        message = f"{place} must not be empty"
     elif kind == "value_error":
         message = f"{place} {first['ctx']['error']}" if place else str(first["ctx"]["error"])
     elif message.startswith("Input "):
