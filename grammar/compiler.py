@@ -6,18 +6,19 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from palmette.grammar.compiled import CompiledGrammar
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsatisfiableGrammar
+from palmette.grammar.json_schema import Document, emit
+from palmette.grammar.json_schema.document import to_source
+from palmette.grammar.json_schema.emit import Whitespace
 from palmette.grammar.limits import Limits
 from palmette.grammar.mask import SharedMasks
 from palmette.grammar.regex import full_match, parse_regex
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.terms import TermStore, WordList
 from palmette.grammar.vocabulary import Vocabulary
-
-Whitespace = Literal["compact", "flexible"]
 
 
 class GrammarCompiler:
@@ -46,6 +47,37 @@ class GrammarCompiler:
         source = json.dumps(listed)
         self._check_size(source)
         return self._remember("choices", source, lambda: self._choices(listed))
+
+    def compile_json_schema(
+        self, schema: Mapping[str, Any] | bool | str, *, whitespace: Whitespace = "compact"
+    ) -> CompiledGrammar:
+        """The text is one JSON document that is valid under `schema` (a dict, bool or JSON text).
+
+        Properties come in declared order, additional ones last. `compact` has no whitespace;
+        `flexible` allows, around structural characters, a line end and up to 32 blanks.
+        """
+        if whitespace not in ("compact", "flexible"):
+            raise ValueError(f"whitespace is 'compact' or 'flexible', got {whitespace!r}")
+        source = to_source(schema)
+        self._check_size(source)
+        kind = f"json_schema, {whitespace}"
+        return self._remember(kind, source, lambda: self._json_schema(source, whitespace))
+
+    def _json_schema(self, source: str, whitespace: Whitespace) -> CompiledGrammar:
+        store = self._store()
+        try:
+            emitted = emit(Document.read(source), store, self.limits, whitespace)
+        except RecursionError as error:
+            raise GrammarTooComplex("the schema is nested too deeply") from error
+        return CompiledGrammar(
+            self.vocabulary,
+            store,
+            emitted.term,
+            self._shared,
+            self.limits,
+            rules=emitted.rules,
+            notes=emitted.notes,
+        )
 
     def _regex(self, pattern: str) -> CompiledGrammar:
         store = self._store()
