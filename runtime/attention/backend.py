@@ -17,7 +17,8 @@ class AttentionPlan(Protocol):
         """Attention of `queries` [T, num_heads, head_dim] in layer `layer`, of the same shape.
 
         The keys and values of the batch's own rows are in the pool already. Query head h reads
-        key-value head h // (num_heads / num_kv_heads); scores are divided by sqrt(head_dim).
+        key-value head h // (num_heads / num_kv_heads). Scores are plain dot products: the model
+        has scaled the queries.
         """
         ...
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Rows longer than this get a call of their own: the call is then long against its overhead, and
-# a mask for several query heads at once would be large.
-MAX_PADDED_QUERIES = 64
+# More rows than this get a call of their own, which needs no mask but on its diagonal.
+MAX_PADDED_QUERIES = 32
 
-# A further call per layer is worth it once padding would read this many keys in vain.
+# A further call costs about as much as reading this many keys in vain (30 us, measured).
 MAX_WASTED_KEYS = 1024
+
+# Scores of one call, over all heads: 8 MiB of float32, within the last-level cache.
+MAX_SCORES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +24,33 @@ class Bucket:
     length: int
 
 
-def bucket_sequences(counts: list[int], lengths: list[int], page_size: int) -> list[Bucket]:
+def bucket_sequences(counts: Sequence[int], lengths: Sequence[int], num_heads: int) -> list[Bucket]:
     """Every sequence in exactly one bucket; sequence s has `counts[s]` rows over `lengths[s]` keys.
 
-    Long prefills are alone. The others are sorted by rows and length and cut where padding would
-    waste more than a further call costs.
+    Long runs of rows are alone. The others are taken from the most rows and keys down, and cut
+    where padding would waste more than a further call costs or the scores would grow too large.
     """
-    buckets = [
-        Bucket([s], counts[s], lengths[s])
-        for s in range(len(counts))
-        if counts[s] > MAX_PADDED_QUERIES
-    ]
-    rest = [s for s in range(len(counts)) if counts[s] <= MAX_PADDED_QUERIES]
-    rest.sort(key=lambda s: (counts[s], lengths[s]), reverse=True)
+    buckets: list[Bucket] = []
+    short: list[int] = []
+    for s, count in enumerate(counts):
+        if count > MAX_PADDED_QUERIES:
+            buckets.append(Bucket([s], count, lengths[s]))
+        else:
+            short.append(s)
+    short.sort(key=lambda s: (counts[s], lengths[s]), reverse=True)
     start = 0
-    while start < len(rest):
-        longest, num_queries = lengths[rest[start]], counts[rest[start]]
-        end, used = start + 1, lengths[rest[start]] * num_queries
-        while end < len(rest):
-            s = rest[end]
+    while start < len(short):
+        num_queries, longest = counts[short[start]], lengths[short[start]]
+        needed, end = num_queries * longest, start + 1
+        while end < len(short):
+            s = short[end]
             width = max(longest, lengths[s])
-            used += lengths[s] * counts[s]
-            if width * num_queries * (end + 1 - start) - used > MAX_WASTED_KEYS:
+            padded = num_queries * width * (end + 1 - start)
+            needed += counts[s] * lengths[s]
+            if padded - needed > MAX_WASTED_KEYS or padded * num_heads > MAX_SCORES:
                 break
             longest = width
             end += 1
-        members = sorted(rest[start:end])
-        buckets.append(Bucket(members, num_queries, longest))
+        buckets.append(Bucket(sorted(short[start:end]), num_queries, longest))
         start = end
     return buckets

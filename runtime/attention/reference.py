@@ -12,7 +12,7 @@ from palmette.runtime.kv.pool import KVPool
 
 
 class ReferenceAttention:
-    """Softmax of scaled scores times values, in float32, with nothing shared between sequences."""
+    """Softmax of the scores times values, in float32, with nothing shared between sequences."""
 
     def plan(self, batch: ForwardBatch, kv: KVPool, num_heads: int) -> _ReferencePlan:
         return _ReferencePlan(batch, kv)
@@ -30,13 +30,13 @@ class _ReferencePlan:
         for s, length in enumerate(batch.context_lengths):
             rows = slice(batch.query_starts[s], batch.query_starts[s + 1])
             num_pages = -(-length // kv.page_size)
-            page_ids = torch.tensor(batch.page_tables[s][:num_pages], device=kv.device)
-            tokens = kv.layer(layer)[page_ids].flatten(0, 1)[:length].float()
-            keys = tokens[:, 0].repeat_interleave(group, dim=1)  # [length, num_heads, head_dim]
-            values = tokens[:, 1].repeat_interleave(group, dim=1)
-            scores = torch.einsum("qhd,khd->hqk", queries[rows].float(), keys)
-            scores /= math.sqrt(kv.head_dim)
+            index = kv.index(batch.page_tables[s][:num_pages])
+            keys, values = (
+                heads[:, :length].float().repeat_interleave(group, dim=0)
+                for heads in kv.read(layer, index)
+            )  # [num_heads, length, head_dim] each
+            scores = torch.einsum("qhd,hkd->hqk", queries[rows].float(), keys)
             is_seen = torch.arange(length, device=kv.device)[None, :] <= batch.positions[rows, None]
             weights = scores.masked_fill(~is_seen, -math.inf).softmax(dim=-1)
-            output[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(queries.dtype)
+            output[rows] = torch.einsum("hqk,hkd->qhd", weights, values).to(queries.dtype)
         return output

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 MIN_SEQUENCES = 4
 MIN_PAGES = 8
 
+# How many branchings below each other are weighed; what branches deeper counts as one.
+MAX_BRANCHINGS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
@@ -34,11 +37,13 @@ def find_shared_prefixes(
     if len(heads) < MIN_SEQUENCES:
         return []
     heads.sort()
-    _, found = _best_groups(heads, 0)
+    _, found = _best_groups(heads, 0, MAX_BRANCHINGS)
     return found
 
 
-def _best_groups(heads: list[tuple[list[int], int]], depth: int) -> tuple[int, list[SharedPrefix]]:
+def _best_groups(
+    heads: list[tuple[list[int], int]], depth: int, branchings: int
+) -> tuple[int, list[SharedPrefix]]:
     """Page reads saved, and the groups that save them, among sorted `heads` equal up to `depth`."""
     if len(heads) < MIN_SEQUENCES:
         return 0, []
@@ -46,14 +51,14 @@ def _best_groups(heads: list[tuple[list[int], int]], depth: int) -> tuple[int, l
     together = (len(heads) - 1) * depth if depth >= MIN_PAGES else 0
     apart, groups = 0, []
     start = 0
-    while start < len(heads):
+    while start < len(heads) and branchings:
         # A head that ends at `depth` branches to nowhere.
         branch = heads[start][0][depth : depth + 1]
         end = start + 1
         while end < len(heads) and heads[end][0][depth : depth + 1] == branch:
             end += 1
         if branch:
-            saved, found = _best_groups(heads[start:end], depth + 1)
+            saved, found = _best_groups(heads[start:end], depth + 1, branchings - 1)
             apart += saved
             groups += found
         start = end

@@ -12,11 +12,15 @@ from palmette.runtime.models.config import ModelConfig
 class KVPool:
     """Keys and values of `num_pages` pages of `page_size` tokens, for every layer.
 
-    A page of a layer is one contiguous block [page_size, 2, num_kv_heads, head_dim], keys before
-    values within a token. So a token is written with one row copy, straight from the fused
-    query-key-value product, and keys and values of a sequence are gathered together with one copy
-    per page; pages whose ids follow each other are read in place. The pool starts as zeros and a
-    freed page keeps its content, which is finite, so that masked-out places never turn into NaN.
+    A layer is [2, num_kv_heads, num_pages, page_size, head_dim], keys before values: within a
+    page the tokens of one head are contiguous, so that what is gathered from pages is at once the
+    batch of matrices, one per head and sequence, that attention multiplies. (With the heads inside
+    the token, as it is computed, a page gathers in one piece instead of 2 * num_kv_heads, but the
+    products then read with a stride: 1.2 times as slow in float32 and 3 times in bfloat16, measured
+    for 32 sequences of 128 tokens.) Pages whose ids follow each other are read in place.
+
+    The pool starts as zeros and a freed page keeps its content, which is finite, so that places
+    that attention masks out never turn into NaN.
     """
 
     def __init__(
@@ -36,15 +40,14 @@ class KVPool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
-        shape = (num_layers, num_pages, page_size, 2, num_kv_heads, head_dim)
+        shape = (num_layers, 2, num_kv_heads, num_pages, page_size, head_dim)
         self._pages = torch.zeros(shape, dtype=dtype, device=device)
-        # [num_pages, page_size, 2, num_kv_heads, head_dim] for each layer
-        self._by_layer = list(self._pages.unbind(0))
-        # [num_pages * page_size, 2 * num_kv_heads, head_dim] for each layer
-        self._rows_by_layer = [
-            pages.view(num_pages * page_size, 2 * num_kv_heads, head_dim)
-            for pages in self._by_layer
-        ]
+        heads = (2 * num_kv_heads, num_pages * page_size, head_dim)
+        self._slots_by_layer = [layer.view(heads) for layer in self._pages]
+        pieces = (2 * num_kv_heads * num_pages, page_size * head_dim)
+        self._pieces_by_layer = [layer.view(pieces) for layer in self._pages]
+        # Where the pieces of page 0 lie; those of page p are p further. [2 * num_kv_heads, 1]
+        self._first_pieces = torch.arange(2 * num_kv_heads, device=device)[:, None] * num_pages
 
     @staticmethod
     def bytes_per_page(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
@@ -59,13 +62,30 @@ class KVPool:
     def device(self) -> torch.device:
         return self._pages.device
 
-    def layer(self, index: int) -> torch.Tensor:
-        """The pages of one layer. [num_pages, page_size, 2, num_kv_heads, head_dim]"""
-        return self._by_layer[index]
+    def write(self, layer: int, slots: torch.Tensor, keys_and_values: torch.Tensor) -> None:
+        """Sets the tokens at `slots` [T], all different, to [T, 2 * num_kv_heads, head_dim]."""
+        self._slots_by_layer[layer].index_copy_(1, slots, keys_and_values.transpose(0, 1))
 
-    def write(self, index: int, slots: torch.Tensor, keys_and_values: torch.Tensor) -> None:
-        """Set the tokens at `slots` [T] of layer `index` to [T, 2 * num_kv_heads, head_dim]."""
-        self._rows_by_layer[index].index_copy_(0, slots, keys_and_values)
+    def index(self, page_ids: Sequence[int], *, may_view: bool = True) -> torch.Tensor | slice:
+        """How to `read` these pages, one after the other, from any layer.
+
+        If `may_view`, ids that follow each other give a view of the pool, which costs nothing but
+        is not contiguous.
+        """
+        first = page_ids[0]
+        if may_view and list(page_ids) == list(range(first, first + len(page_ids))):
+            return slice(first * self.page_size, (first + len(page_ids)) * self.page_size)
+        pages = torch.tensor(page_ids, device=self.device)
+        return (self._first_pieces + pages).flatten()
+
+    def read(self, layer: int, index: torch.Tensor | slice) -> torch.Tensor:
+        """Tokens of the pages of `index`. [2, num_kv_heads, num_tokens, head_dim]"""
+        if isinstance(index, slice):
+            tokens = self._slots_by_layer[layer][:, index]
+        else:
+            tokens = self._pieces_by_layer[layer].index_select(0, index)
+        heads: torch.Tensor = tokens.view(2, self.num_kv_heads, -1, self.head_dim)
+        return heads
 
     def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Page `destinations[i]` holds what `sources[i]` held before the call, in every layer.
@@ -84,4 +104,4 @@ class KVPool:
         read = torch.tensor(list(sources), device=self.device)
         written = torch.tensor(list(destinations), device=self.device)
         with torch.inference_mode():
-            self._pages.index_copy_(1, written, self._pages.index_select(1, read))
+            self._pages.index_copy_(3, written, self._pages.index_select(3, read))

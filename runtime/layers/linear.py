@@ -56,14 +56,14 @@ class Linear:
         return self(x) + residual
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this torch can lay out a CPU weight of `dtype` for oneDNN, tried on a small one.
 
     The operators are torch's own but not part of its stable interface, so they are checked by
     their result before they are relied on.
     """
-    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    if dtype not in (torch.float32, torch.bfloat16) or not torch._C._has_mkldnn:
         return False
     try:
         with torch.inference_mode():

@@ -7,6 +7,7 @@ for every string of the vocabulary, 2 s for 49,152 tokens, and trusts the counts
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,14 +78,26 @@ class GGUFFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            self._data = np.memmap(self.path, mode="r", dtype=np.uint8)
-        except (OSError, ValueError) as error:  # ValueError: the file is empty
-            raise ModelFileError(path, f"cannot be read: {error}") from error
-        self._bytes = memoryview(self._data)
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
+        except ValueError:
+            raise ModelFileError(path, "is empty") from None
+        self._bytes = memoryview(self._map)
         try:
             self._read_header()
         except struct.error:
+            self.close()
             raise ModelFileError(path, "is truncated: its header runs past its end") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unmaps the file; tensors that were read stay valid."""
+        self._bytes.release()
+        self._map.close()
 
     def _read_header(self) -> None:
         if bytes(self._bytes[:4]) != b"GGUF":
@@ -146,7 +159,7 @@ class GGUFFile:
     def read(self, name: str) -> torch.Tensor:
         """The tensor, decoded to float32; stored floats keep their type. In memory of its own."""
         info = self.tensors[name]
-        raw = np.array(self._data[info.offset : info.offset + info.num_bytes])
+        raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.offset).copy()
         if info.kind in _FLOATS:
             return torch.from_numpy(raw).view(_FLOATS[info.kind]).view(info.shape)
         rows = raw.reshape(*info.shape[:-1], -1)

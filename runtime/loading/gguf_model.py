@@ -87,7 +87,11 @@ class GGUFModel:
         for name in self._file.tensors:
             if name != _FREQUENCY_DIVISORS:
                 self._names[_our_name(name)] = name
-        self.config = self._read_config()
+        try:
+            self.config = self._read_config()
+        except ModelFileError:
+            self.close()
+            raise
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -106,6 +110,9 @@ class GGUFModel:
         if ".k_proj." in name:
             return _half_split(tensor, self.config.num_kv_heads)
         return tensor
+
+    def close(self) -> None:
+        self._file.close()
 
     def _read_config(self) -> ModelConfig:
         metadata = self._file.metadata

@@ -53,6 +53,9 @@ class HFFolder:
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
 
+    def close(self) -> None:
+        self._handles.clear()
+
     def _open_files(self) -> None:
         if (self.path / _SINGLE).is_file():
             self._open(_SINGLE, None)
@@ -87,7 +90,7 @@ class HFFolder:
             raise ModelFileError(path, f"is missing; {_INDEX} names it")
         try:
             # safe_open checks the header against the file's size before anything is read.
-            handle = safe_open(path, framework="pt")
+            handle: Any = safe_open(path, framework="pt")
             names = set(handle.keys())
             for name in sorted((listed or names) - names):
                 raise ModelFileError(path, f"tensor {name} is missing; {_INDEX} places it here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,17 +51,17 @@ def load_model(
             f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}", param="dtype"
         )
     path = Path(path)
-    source = _open(path)
-    shapes = tensor_shapes(source.config)
-    check_tensors(source, shapes)
-    if dtype == "auto":
-        chosen, reason = _fastest(source.config, torch.device(device))
-    else:
-        chosen, reason = _DTYPES[dtype], "asked for"
-    model = LlamaModel(source.config, source.read, dtype=chosen, device=device)
+    with closing(_open(path)) as source:
+        config = source.config
+        check_tensors(source, tensor_shapes(config))
+        if dtype == "auto":
+            chosen, reason = _fastest(config, torch.device(device))
+        else:
+            chosen, reason = _DTYPES[dtype], "asked for"
+        model = LlamaModel(config, source.read, dtype=chosen, device=device)
     return LoadedModel(
         model=model,
-        config=source.config,
+        config=config,
         dtype=chosen,
         dtype_reason=reason,
         path=path,

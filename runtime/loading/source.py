@@ -28,8 +28,10 @@ class WeightSource(Protocol):
         ...
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor in a float type. It may be a view of the file."""
+        """The tensor in a float type. It may be a view of the file, valid until `close`."""
         ...
+
+    def close(self) -> None: ...
 
 
 def check_tensors(source: WeightSource, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -90,12 +90,15 @@ class LlamaModel:
         def tensor(name: str) -> torch.Tensor:
             return read(name).to(self.device, dtype)
 
-        def linear(*names: str, has_bias: bool) -> Linear:
+        def linear(*names: str, has_bias: bool, scales: tuple[float, ...] = ()) -> Linear:
             # Joining copies even a single tensor, so no weight stays a view of the file.
-            return Linear(
-                torch.cat([tensor(f"{name}.weight") for name in names]),
-                torch.cat([tensor(f"{name}.bias") for name in names]) if has_bias else None,
-            )
+            def join(part: str) -> torch.Tensor:
+                parts = [read(f"{name}.{part}") for name in names]
+                for k, scale in enumerate(scales):
+                    parts[k] = parts[k].float() * scale
+                return torch.cat([part.to(self.device, dtype) for part in parts])
+
+            return Linear(join("weight"), join("bias") if has_bias else None)
 
         with torch.inference_mode():
             self._embedding = torch.cat([tensor(EMBEDDING)])  # [vocab_rows, hidden]
@@ -111,6 +114,8 @@ class LlamaModel:
                             attn + "k_proj",
                             attn + "v_proj",
                             has_bias=config.attention_bias,
+                            # Scaling the query weights saves scaling every query.
+                            scales=(config.head_dim**-0.5,),
                         ),
                         attention_output=linear(attn + "o_proj", has_bias=config.attention_bias),
                         mlp_norm=torch.cat([tensor(layer + "post_attention_layernorm.weight")]),
