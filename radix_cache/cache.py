@@ -6,6 +6,7 @@ import logging
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import index
 
@@ -139,6 +140,10 @@ class RadixCache:
         self.stats.num_matches += 1
         return self._match(list(token_ids), namespace, self.next_use())
 
+    def peek(self, token_ids: Sequence[int], namespace: Namespace = _DEFAULT_NAMESPACE) -> Match:
+        """As `match`, without counting as a use: for who only wants to know."""
+        return self._match(list(token_ids), namespace, None)
+
     def lease(self, match: Match, *, counted: bool = True) -> Lease:
         """Hold what was matched. An empty match is fine: its lease can publish.
 
@@ -200,21 +205,31 @@ class RadixCache:
     def _match(self, key: list[int], namespace: Namespace, now: int | None) -> Match:
         root = self.tree.roots.get(namespace)
         if root is None:
-            return Match(namespace, 0, (), None, Found(key, None, 0, None, 0, None, 0, 0))
+            return Match(namespace, 0, (), None, Found(key, None, 0, None, 0, 0))
         return self._match_below(root, key, now)
 
     def _match_below(self, start: Node, key: list[int], now: int | None) -> Match:
         """What follows the end of `start`. With `now`, it counts as used then."""
         walk = self.tree.walk(start, key, now)
-        partial_node = walk.partial_node
-        prior_access = 0
+        tail_node = walk.tail_node
         if now is not None:
-            if partial_node is not None:
-                prior_access = partial_node.last_access
-                partial_node.last_access = now
-            elif walk.tail_node is not None:
-                walk.tail_node.last_access = now
-        return self._match_from(walk, key, partial_node, prior_access, now or 0)
+            if walk.partial_node is not None:
+                walk.partial_node.last_access = now
+            elif tail_node is not None:
+                tail_node.touch(now)
+        tail = None
+        if tail_node is not None:
+            tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)
+        found = Found(
+            key,
+            walk.node,
+            walk.node.version,
+            tail_node,
+            tail_node.version if tail_node is not None else 0,
+            now or 0,
+        )
+        num_tokens = len(walk.page_ids) * self.page_size + walk.num_tail_tokens
+        return Match(walk.node.namespace, num_tokens, tuple(walk.page_ids), tail, found)
 
     def _cut_out(self, found: Found, start: Node, num_pages: int) -> tuple[Node, Node | None]:
         """Split so that the first `num_pages` pages end with a node, and a tail page is one.
@@ -229,47 +244,8 @@ class RadixCache:
             tail_node = _node_at(found.tail_node, num_pages)
             if len(tail_node.page_ids) > 1:
                 tail_node = self.tree.split(tail_node, 1)
-        rest = found.partial_node
-        if rest is not None and rest is not node and rest is not tail_node:
-            self._restore_access(rest, found)
+            tail_node.touch(max(tail_node.last_access, found.time))
         return node, tail_node
-
-    def _restore_access(self, rest: Node, found: Found) -> None:
-        """What is cut off now from the used part of an edge was not used itself."""
-        if rest.holds or not rest.is_attached or rest.last_access != found.time:
-            return
-        rest.last_access = found.prior_access
-        if rest.is_evictable_leaf:
-            self.tree.queue.offer(rest)
-
-    def _match_from(
-        self,
-        walk: Walk,
-        key: list[int],
-        partial_node: Node | None,
-        prior_access: int,
-        now: int,
-    ) -> Match:
-        tail_node = walk.tail_node
-        tail = None
-        if tail_node is not None:
-            tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)
-        return Match(
-            walk.node.namespace,
-            len(walk.page_ids) * self.page_size + walk.num_tail_tokens,
-            tuple(walk.page_ids),
-            tail,
-            Found(
-                key,
-                walk.node,
-                walk.node.version,
-                tail_node,
-                tail_node.version if tail_node is not None else 0,
-                partial_node,
-                prior_access,
-                now,
-            ),
-        )
 
     def _current(self, match: Match) -> Found:
         """Where the match's pages are now. Raises StaleMatch if they are not all there."""
@@ -279,17 +255,7 @@ class RadixCache:
         again = self._match(found.key[: match.num_tokens], match.namespace, None)
         if again != match:
             raise StaleMatch(match.num_tokens)
-        found = again.found
-        return Found(
-            match.found.key,
-            found.node,
-            found.version,
-            found.tail_node,
-            found.tail_version,
-            None,
-            0,
-            0,
-        )
+        return replace(again.found, key=found.key)
 
     def _count_hit(self, match: Match, num_tokens: int) -> None:
         self.stats.num_leases += 1
@@ -383,7 +349,7 @@ class RadixCache:
         end = walk.node
         if walk.num_pages < len(end.page_ids):
             end = self.tree.split(end, walk.num_pages)
-            end.last_access = now
+            end.touch(now)
         if not missing:
             return end
         new_token_ids = token_ids[len(walk.page_ids) * self.page_size :]

@@ -45,9 +45,11 @@ class PrefixHit:
 
 
 class Observer(Protocol):
-    """Told of every change after the call that made it has done its work.
+    """Told of every change at the end of the call that made it.
 
-    An observer that raises is logged and told no more; the cache goes on.
+    Evicted pages hold their keys and values until that call returns, as nobody else could have
+    written them yet: a slower tier may copy them meanwhile. An observer that raises is logged and
+    told no more; the cache goes on.
     """
 
     def inserted(self, event: PagesInserted) -> None: ...

@@ -36,8 +36,7 @@ class History:
         if not self.capacity:
             return
         for name in node.chain[first:]:
-            self._departures[name] = departure
-            self._departures.move_to_end(name)
+            self._departures[name] = departure  # never there yet: it was in the tree
         while len(self._departures) > self.capacity:
             self._departures.popitem(last=False)
 

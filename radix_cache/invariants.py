@@ -66,6 +66,7 @@ def _check_shape(cache: RadixCache, node: Node) -> None:
         return
     _require(node.start == node.parent.end, f"{node!r} does not start where its parent ends")
     _require(node.namespace == node.parent.namespace, f"{node!r} is in another namespace")
+    _require(node.whole_access <= node.last_access, f"{node!r}: its end was used after all of it")
     if node.is_tail:
         _require(len(node.page_ids) == 1, f"{node!r} is a tail of more than one page")
         _require(0 < len(node.token_ids) < size, f"{node!r} is a tail of a whole page or nothing")

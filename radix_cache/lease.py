@@ -31,9 +31,7 @@ class Found:
     version: int
     tail_node: Node | None  # the edge that the tail's page lies on
     tail_version: int
-    partial_node: Node | None  # the edge that was used in part only, its last access before that
-    prior_access: int
-    time: int
+    time: int  # of the use; 0: none
 
     @property
     def is_current(self) -> bool:
@@ -166,7 +164,7 @@ class Lease:
         Raises LeaseReleased the second time.
         """
         node = self.node("release")
-        node.last_access = self._cache.next_use()
+        node.touch(self._cache.next_use())
         self._unhold_tail()
         self._node = None
         self._cache.tree.unhold(node)

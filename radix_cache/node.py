@@ -142,6 +142,7 @@ class Node:
         "ticket",
         "token_ids",
         "version",
+        "whole_access",
     )
 
     def __init__(
@@ -166,10 +167,15 @@ class Node:
         self.is_tail = is_tail
         self.holds = 0
         self.pins = 0
-        self.last_access = last_access
+        self.last_access = last_access  # of any part of the edge
+        self.whole_access = last_access  # of its end
         self.version = 0  # moves on when pages leave the edge; negative: out of the tree
         self.ticket = 0  # of the node's entry in the eviction queue; 0: none
         self.queued_at = 0  # the last access that entry was made for
+
+    def touch(self, now: int) -> None:
+        """All of the edge is used now."""
+        self.last_access = self.whole_access = now
 
     @property
     def end(self) -> int:

@@ -104,7 +104,7 @@ class Tree:
             children = node.children
             position += length
             if now is not None:
-                node.last_access = now
+                node.last_access = node.whole_access = now
         return Walk(node, len(node.page_ids), page_ids)
 
     def _partial_walk(self, node: Node, key: list[int], position: int, page_ids: list[int]) -> Walk:
@@ -134,7 +134,8 @@ class Tree:
     def split(self, node: Node, num_pages: int) -> Node:
         """Cut the edge of `node` after `num_pages` pages; the new upper part is returned.
 
-        The lower part stays the same object, so that leases that end at it still do.
+        The lower part stays the same object, so that leases that end at it still do. What used
+        only a part of the edge is taken to have used the upper one.
         """
         size = self.page_size
         parent = node.parent
@@ -163,10 +164,16 @@ class Tree:
         parent.children.replace(upper.key(size), upper)
         self.num_nodes += 1
         self.num_splits += 1
+        node.touch(node.whole_access)
+        if node.is_evictable_leaf:
+            self.queue.offer(node)
         return upper
 
     def attach(self, parent: Node, token_ids: list[int], page_ids: list[int], now: int) -> Node:
-        """A new leaf below the end of `parent`; owned pages move to the tree."""
+        """A new leaf below the end of `parent`; owned pages move to the tree.
+
+        It can be evicted once it was held and is held no more.
+        """
         size = self.page_size
         node = Node(
             parent.namespace,
@@ -184,7 +191,6 @@ class Tree:
         parent.children.add(key, node)
         self.num_nodes += 1
         self.num_evictable_pages += len(page_ids)
-        self.queue.offer(node)
         self._take_in(node, 0)
         self._drop_subsumed_by(parent, key)
         return node
@@ -197,7 +203,7 @@ class Tree:
         node.chain += self._chain(node.chain_end(), token_ids)
         node.token_ids += token_ids
         node.page_ids += page_ids
-        node.last_access = now
+        node.touch(now)
         self._take_in(node, first)
 
     def _take_in(self, node: Node, first: int) -> None:
@@ -330,7 +336,7 @@ class Tree:
         del node.token_ids[first * self.page_size :]
         if first == 0:
             # A prefix was in use for as long as anything behind it was.
-            parent.last_access = max(parent.last_access, node.last_access)
+            parent.touch(max(parent.last_access, node.last_access))
             if parent.is_evictable_leaf:
                 self.queue.offer(parent)
             self.forget_if_idle(parent)

@@ -19,15 +19,30 @@ def test_the_example_in_the_docstring_runs_as_it_is() -> None:
     assert result.failed == 0
 
 
-def test_importing_it_pulls_in_the_standard_library_alone() -> None:
+def names_imported(code: str) -> set[str]:
+    """Top-level names of the modules that `code` brings into a new process."""
     code = (
-        "import sys; before = set(sys.modules); import palmette.radix_cache; "
+        f"import sys; before = set(sys.modules); {code}; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = set(run.stdout.split())
+    return set(run.stdout.split())
+
+
+def test_importing_it_pulls_in_neither_torch_nor_numpy() -> None:
+    names = names_imported("import palmette.radix_cache")
     assert "palmette" in names
     assert not names & {"torch", "numpy"}
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    # An empty parent package, so that only the cache's own imports count.
+    names = names_imported(
+        "import types; parent = types.ModuleType('palmette'); "
+        f"parent.__path__ = [{str(FOLDER.parent)!r}]; sys.modules['palmette'] = parent; "
+        "import palmette.radix_cache"
+    )
+    assert "palmette" in names
     assert names <= sys.stdlib_module_names | {"palmette"}
 
 
