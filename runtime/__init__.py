@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# GNU OpenMP, which torch's CPU build uses, lets a waiting thread spin for about a millisecond. On a
+# machine that is not ours alone that is the time the other thread needs: decoding fell to a
+# tenth and below with another process on two cores. Read when torch is first imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from palmette.runtime.async_engine import AsyncEngine

@@ -26,12 +26,11 @@ from palmette.protocol import (
     TokenEvent,
 )
 from palmette.runtime.config import EngineConfig, EngineOptions
-from palmette.runtime.engine import Engine, Event, ScoreEvent
+from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent
 from palmette.runtime.metrics import EngineStats
 
 if TYPE_CHECKING:
     from palmette.grammar import CompiledGrammar
-    from palmette.runtime.tokenization import LoadedTokenizer
 
 T = TypeVar("T")
 
@@ -135,7 +134,7 @@ class AsyncEngine:
         return self._engine.dtype_name
 
     @property
-    def tokenizer(self) -> LoadedTokenizer:
+    def tokenizer(self) -> EngineTokenizer:
         return self._engine.tokenizer
 
     @property

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from typing_extensions import Unpack
@@ -22,18 +22,19 @@ from palmette.errors import (
     RequestTooLarge,
 )
 from palmette.protocol import (
+    ChatTemplate,
     FinishReason,
     Request,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
     TokenEvent,
+    Tokenizer,
     TokenLogprob,
     Usage,
 )
 from palmette.radix_cache import Namespace, RadixCache
 from palmette.runtime.config import EngineConfig, EngineOptions
-from palmette.runtime.constraints import ConstraintCompiler
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.metrics import EngineCounters, EngineStats
@@ -46,8 +47,19 @@ from palmette.runtime.worker.worker import Outcome, Worker
 
 if TYPE_CHECKING:
     from palmette.grammar import CompiledGrammar
+    from palmette.runtime.constraints import ConstraintCompiler
     from palmette.runtime.loading import LoadedModel
-    from palmette.runtime.tokenization import LoadedTokenizer
+
+
+class EngineTokenizer(Tokenizer, Protocol):
+    """What an engine needs of a tokenizer."""
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises UnsupportedFeature if the model has none."""
+        ...
+
+    def all_token_bytes(self) -> list[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +108,7 @@ class Engine:
         cls,
         name: str,
         loaded: LoadedModel,
-        tokenizer: LoadedTokenizer,
+        tokenizer: EngineTokenizer,
         config: EngineConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Engine:
@@ -109,7 +121,7 @@ class Engine:
         self,
         name: str,
         loaded: LoadedModel,
-        tokenizer: LoadedTokenizer,
+        tokenizer: EngineTokenizer,
         config: EngineConfig,
         clock: Callable[[], float],
     ) -> None:
@@ -121,7 +133,7 @@ class Engine:
         self.max_context = min(
             model_config.max_context, config.model.max_context or model_config.max_context
         )
-        self.stop_token_ids = tokenizer.stop_token_ids | model_config.stop_token_ids
+        self.stop_token_ids = tokenizer.stop_token_ids | frozenset(model_config.stop_token_ids)
         self.default_sampling = SamplingParams(**model_config.generation_defaults)
         page_size = config.cache.page_size
         bytes_per_page = KVPool.bytes_per_page(model_config, page_size, loaded.dtype)
@@ -168,6 +180,8 @@ class Engine:
 
         Safe to use from any thread.
         """
+        from palmette.runtime.constraints import ConstraintCompiler
+
         with self._constraints_lock:
             if self._constraints is None:
                 self._constraints = ConstraintCompiler(
@@ -250,7 +264,6 @@ class Engine:
             namespace=Namespace(salt=request.salt),
             token_ids=list(request.token_ids),
             num_prompt_tokens=len(request.token_ids),
-            first_logit_position=len(request.token_ids) - 1,
             submitted_at=self._clock(),
             max_length=min(self.max_context, self._kv.num_pages * self._kv.page_size),
             request=request,
@@ -305,7 +318,6 @@ class Engine:
                     namespace=Namespace(salt=request.salt),
                     token_ids=token_ids,
                     num_prompt_tokens=len(token_ids),
-                    first_logit_position=min(targets),
                     submitted_at=now,
                     max_length=len(token_ids),
                     group=group,
@@ -436,7 +448,7 @@ class Engine:
         if ended is not None:
             self._finish(sequence, *ended)
             return
-        token_ids, text = sequence.output.take()
+        token_ids, text = sequence.take_output()
         if token_ids:
             self._pending.append(
                 TokenEvent(
@@ -513,10 +525,10 @@ class Engine:
     ) -> TokenEvent:
         """The last event; the sequence leaves the engine."""
         if isinstance(stop_reason, str):
-            token_ids, text = sequence.output.take()
+            token_ids, text = sequence.take_output()
             cut_text = sequence.output.cut_text
         else:
-            token_ids, text = sequence.output.finish()
+            token_ids, text = sequence.finish_output()
             cut_text = ""
         logprobs = sequence.take_logprobs(len(token_ids))
         if cut_text:
@@ -526,7 +538,7 @@ class Engine:
             if sequence.request.sampling.logprobs is not None:
                 logprobs += tuple(TokenLogprob(token_id, math.nan) for token_id in kept)
         # Keys and values beyond a stop string belong to no text that anyone will continue.
-        kept_tokens = sequence.num_prompt_tokens + sequence.output.num_released_tokens
+        kept_tokens = sequence.num_prompt_tokens + sequence.num_released_tokens
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, kept_tokens)
         self._scheduler.finish(sequence, keep=error is None)
         del self._live[sequence.request_id]

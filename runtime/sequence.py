@@ -62,15 +62,13 @@ class Sequence:
         [lease.num_tokens, whole pages)        ours: published to the tree as they fill
         [whole pages, len(token_ids))          ours, the last partial page
 
-    `num_prompt_tokens` is where the request's own tokens end. `first_logit_position` is the first
-    position whose logits are needed, so at most that many leading tokens may come from the cache.
+    `num_prompt_tokens` is where the request's own tokens end.
     """
 
     request_id: str
     namespace: Namespace
     token_ids: list[int]
     num_prompt_tokens: int
-    first_logit_position: int
     submitted_at: float
     max_length: int  # of token_ids, whatever is asked: the context, or the whole pool
     status: Status = Status.WAITING
@@ -87,6 +85,13 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """How many leading tokens may come from the cache: those before the first position whose
+        logits are wanted.
+        """
+        return len(self.token_ids) - 1
 
     def move_to(self, status: Status) -> None:
         if status not in _NEXT[self.status]:
@@ -128,6 +133,7 @@ class GenerationSequence(Sequence):
     stop_token_ids: frozenset[int] = field(kw_only=True)
     suppressed_token_ids: tuple[int, ...] = ()
     matcher: Matcher | None = None
+    num_released_tokens: int = 0  # told in events, or about to be; the rest is held back
     first_token_at: float | None = None
     prompt_counts: TokenCounts | None = None  # what penalties count; None where there are none
     output_counts: TokenCounts | None = None
@@ -142,6 +148,18 @@ class GenerationSequence(Sequence):
         """How many more tokens may be produced."""
         asked = self.request.sampling.max_tokens - self.num_output_tokens
         return min(asked, self.max_length - len(self.token_ids))
+
+    def take_output(self) -> tuple[list[int], str]:
+        """Ids and text that can be told now: none of it may turn out to belong to a stop string."""
+        token_ids, text = self.output.take()
+        self.num_released_tokens += len(token_ids)
+        return token_ids, text
+
+    def finish_output(self) -> tuple[list[int], str]:
+        """Ids and text that were still held back."""
+        token_ids, text = self.output.finish()
+        self.num_released_tokens += len(token_ids)
+        return token_ids, text
 
     def take_logprobs(self, num_tokens: int) -> tuple[TokenLogprob, ...]:
         """Those of the next `num_tokens` tokens; empty if none are asked for."""
@@ -171,6 +189,10 @@ class ScoringSequence(Sequence):
 
     group: ScoreGroup = field(kw_only=True)
     targets: dict[int, list[int]] = field(kw_only=True)  # position -> ids that may come after it
+
+    @property
+    def max_cached_tokens(self) -> int:
+        return min(self.targets)
 
     def logit_positions(self, start: int, end: int) -> list[int]:
         return [position for position in range(start, end) if position in self.targets]

@@ -8,6 +8,7 @@ from pathlib import Path
 # Read by torch, tokenizers and huggingface_hub when they are imported: two threads are what the
 # project is tuned for, and no test may reach the network.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as palmette.runtime sets it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -62,7 +62,7 @@ class KVManager:
         """
         if not self.prefix_cache:
             return None
-        limit = sequence.first_logit_position
+        limit = sequence.max_cached_tokens
         best, best_tokens = None, self._cached_tokens(sequence)
         for other in running:
             shared = _shared_length(sequence, other, limit, best_tokens)
@@ -92,7 +92,7 @@ class KVManager:
             sequence.page_ids = pages
             sequence.note_admitted(0, now)
             return True
-        limit = sequence.first_logit_position
+        limit = sequence.max_cached_tokens
         match = self.cache.match(token_ids[:limit], sequence.namespace)
         lease = self.cache.lease(match)
         whole_pages = list(match.page_ids)
@@ -167,7 +167,7 @@ class KVManager:
         return self.cache.allocate(self.num_pages_for(num_tokens) - num_held)
 
     def _cached_tokens(self, sequence: Sequence) -> int:
-        limit = sequence.first_logit_position
+        limit = sequence.max_cached_tokens
         return self.cache.match(sequence.token_ids[:limit], sequence.namespace).num_tokens
 
     def _partial_donor(
@@ -178,7 +178,7 @@ class KVManager:
         A running sequence publishes whole pages only; what it has computed of its last one can
         be copied all the same.
         """
-        limit = sequence.first_logit_position
+        limit = sequence.max_cached_tokens
         for other in running:
             shared = _shared_length(sequence, other, limit, prefix.num_tokens)
             shared = min(shared, other.num_computed_tokens)

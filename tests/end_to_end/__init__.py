@@ -1,0 +1,1 @@
+"""The whole system on the real small model."""
