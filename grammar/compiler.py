@@ -17,7 +17,7 @@ from palmette.grammar.limits import Limits
 from palmette.grammar.mask import SharedMasks
 from palmette.grammar.regex import full_match, parse_regex
 from palmette.grammar.spelling import Utf8
-from palmette.grammar.terms import TermStore, WordList
+from palmette.grammar.terms import TermStore
 from palmette.grammar.vocabulary import Vocabulary
 
 
@@ -92,7 +92,7 @@ class GrammarCompiler:
     def _choices(self, options: list[str]) -> CompiledGrammar:
         store = self._store()
         try:
-            words = WordList(option.encode() for option in options)
+            words = [option.encode() for option in options]
         except UnicodeEncodeError as error:
             raise InvalidGrammar(f"a choice is not valid Unicode: {error.reason}") from error
         return CompiledGrammar(
@@ -100,7 +100,7 @@ class GrammarCompiler:
         )
 
     def _store(self) -> TermStore:
-        store = TermStore(self.limits)
+        store = TermStore(self.limits, self.vocabulary.alphabet)
         store.start_clock(self.limits.compile_seconds)
         return store
 

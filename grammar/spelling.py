@@ -70,7 +70,9 @@ class JsonString:
         store = self.store
         short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
         basic = characters.between(0, 0xFFFF)
-        beyond = [(low - 0x10000, high - 0x10000) for low, high in characters.between(0x10000, _LAST)]
+        beyond = [
+            (low - 0x10000, high - 0x10000) for low, high in characters.between(0x10000, _LAST)
+        ]
         return store.alternation(
             (
                 self._plain.one_of(characters - _NEEDS_ESCAPE),

@@ -25,6 +25,8 @@ from palmette.grammar.limits import Limits
 
 ALL_BYTES = (1 << 256) - 1
 
+_SHORT_WORD = 256
+
 _serials = count(1)
 
 
@@ -63,7 +65,16 @@ class Rule:
     `min_bytes` is the length of its shortest string.
     """
 
-    __slots__ = ("_body", "_build", "_shortest", "is_expanding", "min_bytes", "name", "nullable")
+    __slots__ = (
+        "_body",
+        "_build",
+        "_make_shortest",
+        "_shortest",
+        "is_expanding",
+        "min_bytes",
+        "name",
+        "nullable",
+    )
 
     def __init__(
         self,
@@ -79,8 +90,9 @@ class Rule:
         self.min_bytes = min_bytes
         self.is_expanding = False
         self._build = build
-        self._shortest = shortest
+        self._make_shortest = shortest
         self._body: Term | None = None
+        self._shortest: Term | None = None
 
     def body(self) -> Term:
         if self._body is None:
@@ -88,7 +100,9 @@ class Rule:
         return self._body
 
     def shortest(self) -> Term:
-        return self._shortest()
+        if self._shortest is None:
+            self._shortest = self._make_shortest()
+        return self._shortest
 
 
 class Term:
@@ -142,8 +156,8 @@ class Term:
         self.words = words
         self.rule = rule
         self.serial = next(_serials)
-        self.is_searched = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
-        self.is_regular = kind != Kind.CALL and all(i.is_regular for i in items)
+        self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
+        self.is_regular: bool = kind != Kind.CALL and all(i.is_regular for i in items)
         # Memos of the store.
         self.form: Form | None = None
         self.parts: Form | None = None
@@ -178,10 +192,15 @@ _Key = tuple[object, ...]
 
 
 class TermStore:
-    """Makes terms, keeps equal ones equal, and derives them, within `limits`."""
+    """Makes terms, keeps equal ones equal, and derives them, within `limits`.
 
-    def __init__(self, limits: Limits) -> None:
+    Strings with a byte outside `alphabet` are in no term: no token could spell them.
+    """
+
+    def __init__(self, limits: Limits, alphabet: int = ALL_BYTES) -> None:
         self.limits = limits
+        self.alphabet = alphabet
+        self._alphabet_bytes = bytes(i for i in range(256) if alphabet >> i & 1)
         self._interned: dict[_Key, Term] = {}
         self._rules: dict[_Key, Rule] = {}
         self._derived: list[Term] = []
@@ -228,6 +247,7 @@ class TermStore:
 
     def byte_set(self, bits: int) -> Term:
         """One byte out of `bits`."""
+        bits &= self.alphabet
         if not bits:
             return self.empty
         key = (Kind.BYTES, bits)
@@ -235,18 +255,27 @@ class TermStore:
 
     def literal(self, text: bytes) -> Term:
         """Exactly `text`."""
-        return self.words(WordList([text]))
+        if not self.can_spell(text):
+            return self.empty
+        return self._words(WordList([text]), 0, 1, 0)
 
-    def words(self, words: WordList) -> Term:
+    def can_spell(self, text: bytes) -> bool:
+        """Whether every byte of `text` is in the alphabet."""
+        return not text.translate(None, self._alphabet_bytes)
+
+    def words(self, words: Iterable[bytes]) -> Term:
         """One of `words`."""
-        return self._words(words, 0, len(words.words), 0)
+        listed = WordList(word for word in words if self.can_spell(word))
+        return self._words(listed, 0, len(listed.words), 0)
 
     def _words(self, words: WordList, low: int, high: int, depth: int) -> Term:
         if low == high:
             return self.empty
         if high - low == 1 and len(words.words[low]) == depth:
             return self.epsilon
-        key = (Kind.WORDS, words.serial, low, high, depth)
+        key: _Key = (Kind.WORDS, words.serial, low, high, depth)
+        if high - low == 1 and len(words.words[low]) - depth <= _SHORT_WORD:
+            key = (Kind.WORDS, words.words[low][depth:])  # whichever list it comes from
         term = self._interned.get(key)
         if term is None:
             nullable = len(words.words[low]) == depth
@@ -461,7 +490,8 @@ class TermStore:
         return ()
 
     def _derive_words(self, term: Term) -> Form:
-        assert term.words is not None and term.high is not None
+        assert term.words is not None
+        assert term.high is not None
         words, depth = term.words.words, term.depth
         at = term.low + term.nullable
         pairs = []

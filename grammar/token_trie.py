@@ -49,9 +49,9 @@ class TokenTrie:
         self.byte = np.concatenate(levels_byte)  # [num_nodes], how the parent reaches the node
         parent = np.concatenate(levels_parent)
         self.num_children: IntArray = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
-        self.first_child: IntArray = (
-            1 + np.cumsum(self.num_children) - self.num_children
-        ).astype(np.int32)
+        self.first_child: IntArray = (1 + np.cumsum(self.num_children) - self.num_children).astype(
+            np.int32
+        )
         # tokens[first_token[n] : first_token[n + 1]] are the tokens that end at node n
         order_by_node = np.argsort(node, kind="stable")
         self.tokens: IntArray = token_ids[order_by_node].astype(np.int32)
@@ -82,7 +82,9 @@ class TokenTrie:
         first = self.first_token[nodes]
         counts = self.first_token[nodes + 1] - first
         if counts.size and int(counts.max()) == 1:
-            return self.tokens[first]
+            single: IntArray = self.tokens[first]
+            return single
         ends = np.cumsum(counts)
         shift = np.repeat(first - (ends - counts), counts)
-        return self.tokens[np.arange(shift.size, dtype=np.int32) + shift]
+        several: IntArray = self.tokens[np.arange(shift.size, dtype=np.int32) + shift]
+        return several

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
+from palmette.grammar.terms import bits_of
 from palmette.grammar.token_trie import TokenTrie
 
 
@@ -34,17 +37,14 @@ class Vocabulary:
             b"" if i in self.stop_token_ids else bytes(token) for i, token in enumerate(token_bytes)
         )
         self.trie = TokenTrie(self.token_bytes)
-        # Bytes a token of their own stands for. With all of them any text can be spelled.
-        self.single_bytes = frozenset(token[0] for token in self.token_bytes if len(token) == 1)
+        singles = bits_of(token[0] for token in self.token_bytes if len(token) == 1)
+        self.alphabet = bits_of(np.unique(self.trie.byte[1:]).tolist())  # bytes in any token
+        # Whether each of them is a token too, so that any text over the alphabet can be spelled.
+        self.spells_every_text = singles == self.alphabet
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_bytes)
-
-    @property
-    def spells_every_text(self) -> bool:
-        """Whether each byte that valid UTF-8 can contain is a token, so no text is out of reach."""
-        return self.single_bytes.issuperset(_UTF8_BYTES)
 
     def fewest_tokens(self, text: bytes) -> list[int] | None:
         """A shortest list of tokens that spells `text`, or None if no list does."""
@@ -52,12 +52,13 @@ class Vocabulary:
         choice = [(0, 0)] * len(text)  # the first of them, and its end
         trie = self.trie
         for start in range(len(text) - 1, -1, -1):
-            node: int | None = 0
+            node = 0
             at = start
             while at < len(text):
-                node = trie.child(node, text[at])
-                if node is None:
+                child = trie.child(node, text[at])
+                if child is None:
                     break
+                node = child
                 at += 1
                 rest = best[at]
                 here = best[start]
@@ -72,6 +73,3 @@ class Vocabulary:
             token_id, at = choice[at]
             token_ids.append(token_id)
         return token_ids
-
-
-_UTF8_BYTES = frozenset([*range(0x80), *range(0x80, 0xC0), *range(0xC2, 0xF5)])

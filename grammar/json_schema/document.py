@@ -22,11 +22,12 @@ class Document:
     """A schema document, whose parts are named by JSON pointers in fragment form (``#/a/b``)."""
 
     def __init__(self, root: Json) -> None:
+        """Raises InvalidGrammar if `root` is no schema, UnsupportedGrammar for another dialect."""
         if not isinstance(root, (dict, bool)):
             raise InvalidGrammar(
                 f"a schema is an object or a boolean, got {describe(root)}", pointer="#"
             )
-        self.root = root
+        self.root: Json = root
         declared = root.get("$schema") if isinstance(root, dict) else None
         if declared is not None and not isinstance(declared, str):
             raise InvalidGrammar("$schema must be a string", pointer="#/$schema")
@@ -64,7 +65,7 @@ class Document:
     def at(self, pointer: str) -> Json:
         """The part that `pointer` names; KeyError if there is none."""
         if pointer not in self._parts:
-            part = self.root
+            part: Json = self.root
             for token in pointer[2:].split("/"):
                 token = token.replace("~1", "/").replace("~0", "~")
                 if isinstance(part, dict) and token in part:
@@ -92,7 +93,9 @@ class Document:
     def resolve(self, reference: Json, pointer: str) -> str:
         """The pointer that the `$ref` at `pointer` leads to."""
         if not isinstance(reference, str):
-            raise InvalidGrammar(f"$ref must be a string, got {describe(reference)}", pointer=pointer)
+            raise InvalidGrammar(
+                f"$ref must be a string, got {describe(reference)}", pointer=pointer
+            )
         base, _, fragment = reference.partition("#")
         if base and base != self._base:
             raise UnsupportedGrammar(
@@ -134,20 +137,27 @@ def to_source(schema: Mapping[str, Any] | bool | str) -> str:
         raise InvalidGrammar(f"the schema is not JSON: {error}") from error
 
 
-def spell(value: Json) -> bytes:
-    """A value as compact JSON in UTF-8. Raises UnicodeEncodeError for a lone surrogate."""
-    return _text_of(value).encode()
+def spell(value: Json, *, escaped: bool = False) -> bytes:
+    """A value as compact JSON in UTF-8, or all in ASCII.
+
+    Raises UnicodeEncodeError for a lone surrogate.
+    """
+    text = _text_of(value)
+    text.encode()
+    return _text_of(value, escaped=True).encode() if escaped else text.encode()
 
 
-def _text_of(value: Json) -> str:
+def _text_of(value: Json, escaped: bool = False) -> str:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, list):
-        return "[" + ",".join(map(_text_of, value)) + "]"
+        return "[" + ",".join(_text_of(each, escaped) for each in value) + "]"
     if isinstance(value, dict):
-        members = (f"{_text_of(name)}:{_text_of(each)}" for name, each in value.items())
+        members = (
+            f"{_text_of(name, escaped)}:{_text_of(each, escaped)}" for name, each in value.items()
+        )
         return "{" + ",".join(members) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=escaped)
 
 
 def identity(value: Json) -> object:

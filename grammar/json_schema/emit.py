@@ -109,7 +109,7 @@ class _Emitter:
 
     def _spell(self, shape: Shape) -> Term:
         if isinstance(shape, Literals):
-            return self.store.words(WordList(shape.texts))
+            return self.store.words(shape.texts)
         if isinstance(shape, Scalar):
             return shape.term
         if isinstance(shape, Array):
@@ -266,9 +266,7 @@ class _ObjectEmitter:
         return self._store.sequence(self._marks.open_object, self._from(0, is_first=True))
 
     def shortest(self) -> Term:
-        return self._store.sequence(
-            self._marks.open_object, self._shortest_from(0, is_first=True)
-        )
+        return self._store.sequence(self._marks.open_object, self._shortest_from(0, is_first=True))
 
     def _next_required(self, index: int) -> int | None:
         at = bisect_right(self._required, index - 1)

@@ -20,17 +20,56 @@ TYPES: dict[str, frozenset[str]] = {
 
 # Enforced.
 ASSERTIONS = frozenset(
-    "type enum const minLength maxLength pattern format minimum maximum exclusiveMinimum "
-    "exclusiveMaximum items prefixItems additionalItems minItems maxItems properties required "
-    "additionalProperties".split()
+    [
+        "type",
+        "enum",
+        "const",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "minItems",
+        "maxItems",
+        "properties",
+        "required",
+        "additionalProperties",
+    ]
 )
 COMBINATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 
 # They say something to people or tools, and nothing about which instances are valid.
 ANNOTATIONS = frozenset(
-    "$schema $comment $defs definitions $vocabulary $anchor $dynamicAnchor title description "
-    "default example examples deprecated readOnly writeOnly contentEncoding contentMediaType "
-    "contentSchema externalDocs xml enumNames markdownDescription".split()
+    [
+        "$schema",
+        "$comment",
+        "$defs",
+        "definitions",
+        "$vocabulary",
+        "$anchor",
+        "$dynamicAnchor",
+        "title",
+        "description",
+        "default",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "externalDocs",
+        "xml",
+        "enumNames",
+        "markdownDescription",
+    ]
 )
 
 # Refused where they could matter, with the types of instances they apply to.
@@ -61,7 +100,7 @@ REFUSED: dict[str, frozenset[str]] = {
 
 def is_idle(keyword: str, schema: dict[str, Any]) -> bool:
     """Whether a keyword that is not enforced says nothing here."""
-    value = schema[keyword]
+    value: object = schema[keyword]
     if keyword in ("uniqueItems", "nullable"):
         return value is False
     if keyword in ("patternProperties", "dependentRequired", "dependentSchemas", "dependencies"):

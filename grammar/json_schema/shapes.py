@@ -160,16 +160,10 @@ class Shapes:
 
     def _branches(self, key: Key) -> Iterator[Branch]:
         """The conjunctions, without references and combinators, whose union is `key`."""
-        # What is still to be looked at, what is kept, the choices still to be made. Each pointer
-        # comes with those that led to it, to tell a circle from a mere repetition.
-        start = ([(pointer, frozenset[str]()) for pointer in reversed(key)], {}, [])
-        pending: list[
-            tuple[
-                list[tuple[str, frozenset[str]]],
-                dict[str, None],
-                list[tuple[list[str], frozenset[str]]],
-            ]
-        ] = [start]
+        # Each pointer comes with those that led to it, to tell a circle from a mere repetition.
+        pending: list[_Conjunction] = [
+            ([(pointer, frozenset()) for pointer in reversed(key)], {}, [])
+        ]
         count = 0
         while pending:
             stack, kept, choices = pending.pop()
@@ -184,8 +178,9 @@ class Shapes:
                 pending.append((stack, kept, choices))
             elif choices:
                 options, trail = choices.pop(0)
-                for option in reversed(options):
-                    pending.append(([(option, trail)], dict(kept), list(choices)))
+                pending.extend(
+                    ([(option, trail)], dict(kept), list(choices)) for option in reversed(options)
+                )
             else:
                 count += 1
                 if count > self._max_branches:
@@ -216,13 +211,14 @@ class Shapes:
                 return
         if any(keyword in ASSERTIONS or keyword in REFUSED for keyword in schema):
             kept[pointer] = None
-        for index in range(len(schema.get("allOf", ())) - 1, -1, -1):
-            stack.append((document.child(pointer, "allOf", index), trail))
+        stack.extend(
+            (document.child(pointer, "allOf", index), trail)
+            for index in range(len(schema.get("allOf", ())) - 1, -1, -1)
+        )
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 options = [
-                    document.child(pointer, keyword, index)
-                    for index in range(len(schema[keyword]))
+                    document.child(pointer, keyword, index) for index in range(len(schema[keyword]))
                 ]
                 if keyword == "oneOf" and pointer not in self._checked:
                     self._checked.add(pointer)
@@ -326,15 +322,21 @@ class Shapes:
         constants = [b"null"] if "null" in types else []
         constants += [b"true", b"false"] if "boolean" in types else []
         if constants:
-            yield Literals(tuple(constants))
+            spelled = tuple(filter(self._store.can_spell, constants))
+            if spelled:
+                yield Literals(spelled)
         if types & {"integer", "fraction"}:
-            term = number_term(self._store, self._bounds(branch), is_integer="fraction" not in types)
+            term = number_term(
+                self._store, self._bounds(branch), is_integer="fraction" not in types
+            )
             if not self._store.is_empty(term):
                 yield Scalar(self._store.lexeme(term))
         if "string" in types:
             term = self._strings.term(self._string_rule(branch))
             if not self._store.is_empty(term):
                 yield Scalar(term)
+        if not self._store.can_spell(b"[]{},:"):
+            return
         if "array" in types:
             array = self._array(branch)
             if array.max_items is None or array.min_items <= array.max_items:
@@ -366,7 +368,7 @@ class Shapes:
                     )
 
     def _literals(self, branch: Branch) -> list[Json] | None:
-        """The values of `enum` and `const` that everything else allows; None if neither is there."""
+        """The values of `enum` and `const` that all else allows; None if there is neither."""
         lists = [
             (pointer, values)
             for pointer, schema in self._schemas(branch)
@@ -383,7 +385,8 @@ class Shapes:
 
     def _spell_literals(self, branch: Branch, values: list[Json]) -> tuple[bytes, ...]:
         try:
-            return tuple(spell(value) for value in values)
+            texts = [self._spelled(value) for value in values]
+            return tuple(text for text in texts if text is not None)
         except UnicodeEncodeError as error:
             raise InvalidGrammar(
                 "a lone surrogate among the values is not valid Unicode", pointer=branch.pointers[0]
@@ -462,13 +465,22 @@ class Shapes:
                 elif "additionalProperties" in schema:
                     applied.append(self.document.child(pointer, "additionalProperties"))
             try:
-                text = spell(name)
+                text = self._spelled(name)
             except UnicodeEncodeError as error:
                 raise InvalidGrammar(
                     "a lone surrogate in the name of a property", pointer=branch.pointers[0]
                 ) from error
-            properties.append(Property(name, text, self._key(applied), name in required))
+            value = None if text is None else self._key(applied)
+            properties.append(Property(name, text or b"", value, name in required))
         return Object(tuple(properties), self._key(others))
+
+    def _spelled(self, value: Json) -> bytes | None:
+        """The value in bytes that the vocabulary has, or None."""
+        for escaped in (False, True):
+            text = spell(value, escaped=escaped)
+            if self._store.can_spell(text):
+                return text
+        return None
 
     # Which places are satisfiable, and how shortly
 
@@ -504,7 +516,7 @@ class Shapes:
                     heapq.heappush(queue, (total, serial, option.key, option.shape))
 
     def _cost(self, shape: Shape | Branch) -> tuple[int, list[tuple[Key | Branch, int]], bool]:
-        """Bytes of its own, the places it needs and how often, and whether it is possible at all."""
+        """Bytes of its own, the places it needs how often, and whether it is possible at all."""
         needs: list[tuple[Key | Branch, int]] = []
         if isinstance(shape, Branch):
             return 0, [(shape, 1)], True
@@ -528,6 +540,13 @@ class Shapes:
                 needs.append((each.value, 1))
                 cost += len(each.key_text) + 1
         return cost + max(len(needs) - 1, 0), needs, True
+
+
+_Conjunction = tuple[
+    list[tuple[str, frozenset[str]]],  # still to be looked at
+    dict[str, None],  # kept
+    list[tuple[list[str], frozenset[str]]],  # choices still to be made
+]
 
 
 @dataclass(slots=True)

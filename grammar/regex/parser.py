@@ -165,7 +165,11 @@ class _Parser:
         character = self._text[self._at]
         if character in "*+?":
             raise self._invalid("nothing to repeat")
-        if character == "{" and _COUNT.match(self._text, self._at) and self._text[self._at + 1] != "}":
+        if (
+            character == "{"
+            and _COUNT.match(self._text, self._at)
+            and self._text[self._at + 1] != "}"
+        ):
             raise self._invalid("nothing to repeat")
         self._at += 1
         if character == "(":
@@ -278,7 +282,7 @@ class _Parser:
 
     def _hex(self, count: int, start: int) -> int:
         digits = self._text[self._at : self._at + count]
-        if not re.fullmatch(r"[0-9A-Fa-f]{%d}" % count, digits):
+        if not re.fullmatch(f"[0-9A-Fa-f]{{{count}}}", digits):
             raise self._invalid(f"the escape needs {count} hexadecimal digits", start)
         self._at += count
         return int(digits, 16)
@@ -298,7 +302,9 @@ class _Parser:
         start = self._at - 1
         is_negated = self._take("^")
         if self._text[self._at : self._at + 1] == "]":
-            raise self._unsupported("']' right after the beginning of a class, unescaped,", self._at)
+            raise self._unsupported(
+                "']' right after the beginning of a class, unescaped,", self._at
+            )
         members: list[CodePoints] = []
         while not self._take("]"):
             if self._at >= len(self._text):
