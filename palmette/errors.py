@@ -3,7 +3,7 @@
 ::
 
     PalmetteError
-    ├── InvalidRequest (also ValueError)     the caller can mend the request; `param` names the field
+    ├── InvalidRequest (also ValueError)     the caller can mend it; `param` names the field
     │   ├── PromptTooLong                    num_tokens, limit
     │   ├── RequestTooLarge                  num_pages_needed, num_pages
     │   ├── UnsupportedFeature               feature: known, but not honoured here; never ignored

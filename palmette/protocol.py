@@ -160,7 +160,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.token_ids:
-            raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
+            raise InvalidRequest("the prompt is empty, it needs at least one token", param="prompt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class ScoreRequest:
 
     def __post_init__(self) -> None:
         if not self.token_ids:
-            raise InvalidRequest("the prompt is empty: at least one token is needed", param="prompt")
+            raise InvalidRequest("the prompt is empty, it needs at least one token", param="prompt")
         if not self.continuations or not all(self.continuations):
             raise InvalidRequest("every continuation needs at least one token", param="choices")
 

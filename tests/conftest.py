@@ -26,13 +26,13 @@ SMALL_MODEL = "smollm2-135m"
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The file of the real small model. A test without it fails: it is never skipped in silence."""
-    from palmette.errors import ModelError
+    from palmette.errors import ModelNotPulled
     from palmette.runtime.loading.registry import resolve_model
 
     try:
         return resolve_model(SMALL_MODEL)
-    except ModelError as error:
-        pytest.fail(f"{error} (run `palmette pull {SMALL_MODEL}` once, or `make test`)")
+    except ModelNotPulled as error:
+        pytest.fail(str(error))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
