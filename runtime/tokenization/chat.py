@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -112,7 +113,8 @@ class JinjaChatTemplate:
         """What closes the last message of `history`, after its content.
 
         Where the template writes a message only together with the next (a system prompt inside
-        the first user message), nothing closes it and the text between them begins the next.
+        the first user message), nothing closes it and the text between them begins the next. What
+        it writes only at the end of a finished conversation closes no message.
         """
         roles = [message["role"] for message in _checked(history)]
         if not roles:
@@ -284,9 +286,25 @@ class JinjaChatTemplate:
             gaps = self._gaps(roles, add_generation_prompt=False)
         except InvalidRequest:
             gaps = None
-        if gaps is not None:
-            return gaps[-1], gaps[:-1]
-        return "", self._gaps_with(roles[:-1], roles[-1])
+        if gaps is None:
+            return "", self._gaps_with(roles[:-1], roles[-1])
+        end = gaps[-1]
+        try:
+            going_on = self._gaps(roles, add_generation_prompt=True)
+        except InvalidRequest:
+            going_on = None
+        if going_on is not None and not going_on[-1].startswith(end):
+            end = self._common_beginning(end, going_on[-1])
+        return end, gaps[:-1]
+
+    def _common_beginning(self, first: str, second: str) -> str:
+        """What both begin with, in whole control tokens."""
+        length = len(os.path.commonprefix([first, second]))
+        for text in (first, second):
+            for start, end, _ in self._special.spans(text):
+                if start < length < end:
+                    length = start
+        return first[:length]
 
 
 def _checked(messages: Sequence[Message]) -> list[Message]:

@@ -19,7 +19,7 @@ from palmette.runtime.tokenization.gguf_metadata import GgufMetadata, read_gguf_
 from palmette.runtime.tokenization.prepared import PreparedCache, PreparedTokenizer, prepare
 from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
 
-_MAX_JSON = 512 * 1024 * 1024  # bytes of a tokenizer.json; the largest in use have about 35 MB
+_MAX_FILE = 512 * 1024 * 1024  # bytes; the largest tokenizer.json in use have about 35 MB
 _CONTROL = 3  # tokenizer.ggml.token_type of a control token
 _UNKNOWN = 2  # and of the unknown token
 _GGUF_BOS_BY_DEFAULT = frozenset({"llama3", "llama-v3", "llama-bpe"})  # as llama.cpp has it
@@ -79,6 +79,13 @@ def load_tokenizer(
     raise ModelFileError(path, "no such file or folder")
 
 
+def _assembled(path: Path, prepared: PreparedTokenizer, **options: Any) -> LoadedTokenizer:
+    try:
+        return LoadedTokenizer(prepared, **options)
+    except ValueError as error:
+        raise ModelFileError(path, str(error)) from error
+
+
 def _given_template(template: str | Path) -> str:
     if isinstance(template, str) and "{" in template:
         return template
@@ -108,7 +115,8 @@ def _from_gguf(path: Path, cache: PreparedCache, template: str | None) -> Loaded
     bos_id = tokens.id_of("bos")
     token_texts = tokens.texts()
     template = template or metadata.text("tokenizer.chat_template")
-    return LoadedTokenizer(
+    return _assembled(
+        path,
         prepared,
         bos_token_id=bos_id,
         add_bos=bool(add_bos),
@@ -163,8 +171,12 @@ def _converted_gguf(path: Path) -> PreparedTokenizer:
     # Alone in a folder, so that files beside it cannot change what it says.
     with tempfile.TemporaryDirectory(prefix="palmette-") as folder:
         os.symlink(path.resolve(), Path(folder) / "model.gguf")
-        text = _through_transformers(path, folder, gguf_file="model.gguf")
-    return prepare(path, json.loads(text), special)
+        converted = json.loads(_through_transformers(path, folder, gguf_file="model.gguf"))
+    # Where the file names no end or unknown token, transformers adds one that the model lacks.
+    converted["added_tokens"] = [
+        token for token in converted["added_tokens"] if token["id"] < len(tokens)
+    ]
+    return prepare(path, converted, special)
 
 
 def _named_ids(metadata: GgufMetadata) -> set[int]:
@@ -204,7 +216,8 @@ def _from_folder(path: Path, cache: PreparedCache, template: str | None) -> Load
     bos = token_texts.get("bos_token", "")
     if template is None:
         template = _folder_template(path, config)
-    return LoadedTokenizer(
+    return _assembled(
+        path / "tokenizer.json",
         prepared,
         bos_token_id=id_of.get(bos),
         add_bos=bool(add_bos),
@@ -227,7 +240,7 @@ def _converted_folder(
         )
     digest = hashlib.sha256()
     for name in present:
-        content = (path / name).read_bytes()
+        content = _read(path / name)
         digest.update(f"{name} {len(content)} ".encode() + content)
     return cache.get(
         f"folder {digest.hexdigest()} {_versions()}",
@@ -238,7 +251,7 @@ def _converted_folder(
 def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        return _read(file).decode("utf-8", "replace")
     template = config.get("chat_template")
     if template is None or isinstance(template, str):
         return template
@@ -263,19 +276,24 @@ def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 def _json_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one if there is no file."""
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise ModelFileError(path, f"is larger than {_MAX_JSON} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except OSError as error:
-        raise ModelFileError(path, f"cannot be read: {error.strerror or error}") from error
+    try:
+        value = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(path, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelFileError(path, f"should hold an object, holds a {type(value).__name__}")
     return value
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MAX_FILE:
+            raise ModelFileError(path, f"is larger than {_MAX_FILE} bytes")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror or error}") from error
 
 
 def _spelling(token: Any) -> str | None:

@@ -31,6 +31,8 @@ class LoadedTokenizer:
     Every encoding is checked: the bytes of the ids are the bytes of the text. Two exceptions are
     the model's own: a tokenizer that normalises (such as to NFC) stands for the normalised text,
     and one with an unknown token stands for what it cannot spell with that.
+
+    Raises ValueError if the tokenizers library refuses the vocabulary.
     """
 
     def __init__(
@@ -43,7 +45,10 @@ class LoadedTokenizer:
         unknown_token: str | None = None,
         chat_template: ChatTemplateSource | None = None,
     ) -> None:
-        self._backend = tokenizers.Tokenizer.from_str(prepared.tokenizer)
+        try:
+            self._backend = tokenizers.Tokenizer.from_str(prepared.tokenizer)
+        except Exception as error:  # the library raises nothing more precise
+            raise ValueError(f"the vocabulary is malformed: {error}") from error
         # Control tokens are found by us, in trusted text only.
         self._backend.encode_special_tokens = True
         self._normalizer = self._backend.normalizer if prepared.normalizes else None
@@ -79,6 +84,14 @@ class LoadedTokenizer:
     def vocab_size(self) -> int:
         """One more than the largest token id."""
         return len(self._bytes)
+
+    @property
+    def max_token_bytes(self) -> int:
+        """The length of the longest token: n bytes of text need at least n / this many tokens.
+
+        So a caller can refuse a prompt that cannot fit before spending time on its encoding.
+        """
+        return max(map(len, self._bytes), default=0)
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:

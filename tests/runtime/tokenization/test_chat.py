@@ -201,6 +201,23 @@ def test_the_assistant_begins_with_the_generation_prompt():
     assert text_of(chat.begin([user("A")], "assistant")) == "<|im_start|>assistant\n<think>\n"
 
 
+PHI = """\
+{% for message in messages %}
+{{- '<|start_header_id|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{% endfor %}
+{% if add_generation_prompt %}{{- '<|im_start|>\\n' -}}{% else %}{{- eos_token -}}{% endif %}
+"""
+
+
+def test_what_ends_a_finished_conversation_closes_no_message():
+    chat = template(PHI, {"eos_token": "<|eot_id|>"})
+    messages = [user("A"), assistant("B"), user("C")]
+    assert text_of(chat.end(messages)) == "<|im_end|>\n"
+    whole = text_of(chat.render(messages, add_generation_prompt=False))
+    assert by_segments(chat, messages) + "<|eot_id|>" == whole
+    assert text_of(chat.begin(messages, "assistant")) == "<|im_start|>\n"
+
+
 def test_an_empty_content_is_rendered_as_it_is():
     chat = style("chatml")
     pieces = chat.render([user("A"), assistant(""), user(" ")], add_generation_prompt=False)

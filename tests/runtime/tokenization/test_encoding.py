@@ -143,6 +143,10 @@ def test_ids_outside_the_vocabulary_are_refused():
             tokenizer.decode([token_id])
 
 
+def test_the_longest_token_bounds_the_number_of_tokens_from_below():
+    assert tiny.loaded(tiny.byte_level()).max_token_bytes == len(b" hi")
+
+
 def test_decode_shows_control_tokens_and_their_bytes_are_empty():
     tokenizer = tiny.loaded(tiny.byte_level())
     assert tokenizer.decode([256, 259, 256]) == "hi<|end|>hi"
