@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from palmette.lang.signals import Signal
@@ -53,6 +53,7 @@ class Branch:
         self._queue: deque[Operation] = deque()
         self._current: Operation | None = None
         # A branch that is not born waits for its parent's coroutine to hand it its transcript.
+        self._is_born = is_born
         self._is_driven = not is_born
 
     def submit(self, operations: Sequence[Operation], slots: dict[str, Slot]) -> None:
@@ -90,13 +91,19 @@ class Branch:
                 made.append(child)
         return made
 
+    def has_done(self, count: int) -> bool:
+        """Whether the first `count` operations are over, one way or the other. Lock held."""
+        return self.num_done >= count and (self._is_born or self.failure is not None)
+
     def be_born(self, transcript: Transcript) -> None:
         """Begin with a copy of `transcript`. On the loop."""
         self.transcript = transcript.copy()
         self.fork_chars = transcript.num_chars
         with self.run.lock:
+            self._is_born = True
             if transcript.text:
                 self.chunks.append(transcript.text)
+            self.changed.notify()
             self.text_changed.notify()
         self._start()
 
@@ -125,13 +132,6 @@ class Branch:
             while branch is not None:
                 branch.usage = _sum(branch.usage, usage)
                 branch = branch.parent
-
-    def lineage(self) -> Iterator[Branch]:
-        """This branch and those it came from."""
-        branch: Branch | None = self
-        while branch is not None:
-            yield branch
-            branch = branch.parent
 
     def fail(self, failure: Failure) -> None:
         """End with `failure`: what was queued fails with it, and so does what comes later."""

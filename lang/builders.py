@@ -19,6 +19,7 @@ from palmette.lang.nodes import (
     Select,
     Special,
     as_expr,
+    check_encodable,
 )
 from palmette.lang.options import sampling_overrides
 from palmette.lang.schemas import TypedOutput, output_of_dtype, output_of_schema
@@ -294,6 +295,7 @@ def _checked_choices(choices: Sequence[str]) -> tuple[str, ...]:
         if option in seen:
             raise InvalidRequest(f"choices has {option!r} twice", param="choices")
         seen.add(option)
+        check_encodable(option)
     return options
 
 

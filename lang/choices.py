@@ -55,6 +55,10 @@ def encode_options(
     alone = tokenizer.encode(pending) if pending else []
     full = [tokenizer.encode([*pending, Piece(option)]) for option in options]
     start = min(_num_common(alone, ids) for ids in full)
+    if start == 0 and alone and not encoded_ids:
+        # A model needs something to go on from, so here the boundary between the two stays.
+        start = len(alone)
+        full = [[*alone, *tokenizer.encode(option)] for option in options]
     return EncodedOptions((*encoded_ids, *alone[:start]), tuple(tuple(ids[start:]) for ids in full))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from palmette.errors import InvalidRequest
 from palmette.lang.choices import ChoicesMethod
 from palmette.lang.schemas import Reader
 from palmette.protocol import Constraint
@@ -157,3 +158,13 @@ def _concatenate(left: Expr | str, right: Expr | str) -> Expr:
     if not isinstance(left, (Expr, str)) or not isinstance(right, (Expr, str)):
         return NotImplemented
     return Concatenation((*as_expr(left).flatten(), *as_expr(right).flatten()))
+
+
+def check_encodable(text: str) -> None:
+    """Raise InvalidRequest if `text` cannot become bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"text has half a character (a lone surrogate) at position {error.start}"
+        ) from None

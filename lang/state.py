@@ -15,42 +15,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar
 
 from palmette.errors import ProgramError, UnsupportedFeature, VariableNotSet
+from palmette.lang.appending import append, caller
 from palmette.lang.branch import Branch
-from palmette.lang.nodes import (
-    Expr,
-    Gen,
-    RoleBegin,
-    RoleEnd,
-    ScopeBegin,
-    ScopeEnd,
-    Select,
-    Special,
-    Text,
-    as_expr,
-)
-from palmette.lang.operations import (
-    AppendBranches,
-    AppendText,
-    BeginRole,
-    BeginScope,
-    Choose,
-    EndRole,
-    EndScope,
-    Fork,
-    Generate,
-    Operation,
-    Span,
-)
-from palmette.lang.options import resolve_sampling
-from palmette.lang.run import Run
+from palmette.lang.branches import Branches
+from palmette.lang.nodes import Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_expr
+from palmette.lang.operations import Fork
 from palmette.lang.signals import Signal
-from palmette.lang.variables import Slot, gathered
-from palmette.protocol import Message, Piece, Usage
+from palmette.lang.variables import Slot
+from palmette.protocol import Message, Usage
 
 T = TypeVar("T")
 
@@ -104,9 +80,9 @@ class State:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"a fork needs a size of at least 1, got {size!r}")
         children = self._branch.children(size)
-        fork = Fork(name=f"fork({size})", where=_caller(), children=children)
+        fork = Fork(name=f"fork({size})", where=caller(), children=children)
         self._branch.submit([fork], {})
-        return Branches([State(child) for child in children], self)
+        return Branches([State(child) for child in children], children, self._branch)
 
     @contextlib.contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[State]:
@@ -198,8 +174,7 @@ class State:
 
     def sync(self) -> None:
         """Wait until all is done that was appended so far; raise if any of it failed."""
-        self._wait(self._branch.changed, self._when_ready(), "await state.ready()")
-        self._raise_failure()
+        self._wait_ready("await state.ready()")
 
     async def ready(self) -> State:
         """As `sync`, without blocking the event loop; afterwards reading does not wait."""
@@ -284,9 +259,7 @@ class State:
     # Inside
 
     def _append(self, expr: Expr) -> None:
-        operations, slots, role = _Builder(self._branch, _caller()).build(expr)
-        self._branch.submit(operations, slots)
-        self._branch.role = role
+        append(self._branch, expr)
 
     def _message(
         self, role: str, content: Expr | str | None
@@ -337,7 +310,11 @@ class State:
         if self._is_outside:
             return lambda: True if branch.run.is_finished else None
         mark = branch.num_submitted
-        return lambda: True if branch.num_done >= mark else None
+        return lambda: branch.has_done(mark) or None
+
+    def _wait_ready(self, instead: str) -> None:
+        self._wait(self._branch.changed, self._when_ready(), instead)
+        self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self._is_outside and self._branch.run.error is not None:
@@ -384,189 +361,6 @@ class State:
                 return
 
 
-class Branches(Sequence[State]):
-    """What `fork` returns: a list of states, and the place where they come together again."""
-
-    def __init__(self, states: list[State], parent: State) -> None:
-        self._states = states
-        self._parent = parent
-
-    @overload
-    def __getitem__(self, index: int) -> State: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[State]: ...
-    def __getitem__(self, index: int | slice) -> State | list[State]:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: State) -> None:
-        # ``branches[i] += ...`` assigns back what it has appended to.
-        if self._states[index] is not state:
-            raise TypeError("a branch cannot be replaced: append to it with +=")
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iadd__(
-        self, other: Expr | str | Sequence[Expr | str] | Callable[[int], Expr | str]
-    ) -> Branches:
-        """Append to every branch: the same, or one item each, or a function of the index."""
-        if isinstance(other, (Expr, str)):
-            each: list[Expr | str] = [other] * len(self)
-        elif callable(other):
-            each = [other(index) for index in range(len(self))]
-        else:
-            each = list(other)
-            if len(each) != len(self):
-                raise ValueError(f"{len(each)} items for {len(self)} branches")
-        for state, item in zip(self._states, each, strict=True):
-            state += item
-        return self
-
-    def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all branches and bring back what they made. Raises what a branch failed with.
-
-        ``"gather_variable"``: every variable that a branch has set becomes a list in the parent,
-        with one item for each branch that set it, in the order of the branches. A variable that
-        the parent has already stays as it is, unless it came from an earlier join. The parent's
-        text does not change. ``"concate_and_append"``: what each branch has added to its text is
-        appended to the parent's, as a constant.
-        """
-        self._check(mode)
-        for state in self._states:
-            state.sync()
-        self._bring_back(mode)
-
-    async def join_async(self, mode: str = "gather_variable") -> None:
-        """As `join`, without blocking the event loop."""
-        self._check(mode)
-        for state in self._states:
-            await state.ready()
-        self._bring_back(mode)
-
-    def _check(self, mode: str) -> None:
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise ValueError(
-                f"join mode must be 'gather_variable' or 'concate_and_append', got {mode!r}"
-            )
-
-    def _bring_back(self, mode: str) -> None:
-        parent = self._parent._branch
-        branches = [state._branch for state in self._states]
-        if mode == "concate_and_append":
-            joined = AppendBranches(name="join()", where=_caller(), branches=branches)
-            parent.submit([joined], {})
-            return
-        found: dict[str, list[Slot]] = {}
-        for branch in branches:
-            for name, slot in branch.slots.items():
-                before = parent.slots.get(name)
-                is_free = before is None or before.was_joined
-                if is_free and branch.inherited.get(name) is not slot:
-                    found.setdefault(name, []).append(slot)
-        joined_slots = {name: gathered(name, parent, slots) for name, slots in found.items()}
-        for slot in joined_slots.values():
-            slot.was_joined = True
-        parent.submit([], joined_slots)
-
-
-class _Builder:
-    """Turns an expression into operations, checking it where the program appends it."""
-
-    def __init__(self, branch: Branch, where: str) -> None:
-        self._branch = branch
-        self._run: Run = branch.run
-        self._where = where
-        self._role = branch.role
-        self._slots: dict[str, Slot] = {}
-        self._spans: dict[str, Span] = {}
-
-    def build(self, expr: Expr) -> tuple[list[Operation], dict[str, Slot], str | None]:
-        """The operations, the new slots by name, and the role open afterwards."""
-        operations = [self._operation(part) for part in expr.flatten()]
-        return operations, self._slots, self._role
-
-    def _operation(self, expr: Expr) -> Operation:
-        name, where = expr.describe(), self._where
-        if isinstance(expr, Text):
-            return AppendText(name=name, where=where, text=expr.text)
-        if isinstance(expr, Special):
-            self._check_special(expr)
-            return AppendText(name=name, where=where, text=expr.text, is_special=True)
-        if isinstance(expr, Gen):
-            sampling = resolve_sampling(
-                self._run.backend.default_sampling,
-                self._run.defaults,
-                expr.overrides,
-                expr.extra_stop,
-            )
-            slot = self._new_slot(expr, expr.name, append=expr.append)
-            slot.reader = expr.reader
-            return Generate(
-                name=name, where=where, slot=slot, sampling=sampling, constraint=expr.constraint
-            )
-        if isinstance(expr, Select):
-            slot = self._new_slot(expr, expr.name, append=expr.append)
-            return Choose(
-                name=name,
-                where=where,
-                slot=slot,
-                select=expr,
-                seed=self._run.defaults.get("seed") if expr.seed is None else expr.seed,
-            )
-        if isinstance(expr, RoleBegin):
-            return self._begin_role(expr)
-        if isinstance(expr, RoleEnd):
-            return self._end_role(expr)
-        if isinstance(expr, ScopeBegin):
-            span = self._branch.spans[expr.name] = Span()
-            return BeginScope(name=name, where=where, span=span)
-        assert isinstance(expr, ScopeEnd)
-        slot = self._new_slot(expr, expr.name, append=False)
-        return EndScope(name=name, where=where, slot=slot, span=self._branch.spans.pop(expr.name))
-
-    def _new_slot(self, expr: Expr, name: str | None, *, append: bool) -> Slot:
-        """A fresh slot, made the value of `name`, or the last item of the list it names."""
-        if name is None:
-            return Slot("", self._branch)
-        slot = Slot(name, self._branch)
-        if not append:
-            self._slots[name] = slot
-            return slot
-        before = self._slots.get(name) or self._branch.slots.get(name)
-        if before is not None and before.parts is None:
-            raise ProgramError(
-                f"{expr.describe()} cannot append: variable {name!r} is one value, not a list"
-            )
-        parts = () if before is None or before.parts is None else before.parts
-        self._slots[name] = gathered(name, self._branch, (*parts, slot))
-        return slot
-
-    def _begin_role(self, expr: RoleBegin) -> Operation:
-        if self._role is not None:
-            raise ProgramError(
-                f"{expr.describe()} while a message of {self._role} is open: close it first"
-            )
-        template = self._run.backend.chat_template
-        self._role = expr.role
-        return BeginRole(name=expr.describe(), where=self._where, role=expr.role, template=template)
-
-    def _end_role(self, expr: RoleEnd) -> Operation:
-        if self._role != expr.role:
-            opened = "no message is open" if self._role is None else f"that of {self._role} is open"
-            raise ProgramError(f"{expr.describe()} where {opened}")
-        self._role = None
-        template = self._run.backend.chat_template
-        return EndRole(name=expr.describe(), where=self._where, template=template)
-
-    def _check_special(self, expr: Special) -> None:
-        tokenizer = self._run.backend.tokenizer
-        ids = tokenizer.encode([Piece(expr.text, special=True)])
-        if all(tokenizer.token_bytes(token_id) for token_id in ids):
-            raise ProgramError(
-                f"{expr.describe()} has no control token of {self._run.backend.model_name}"
-            )
-
-
 def _after(
     chunks: list[str], position: int, is_over: Callable[[], bool | None]
 ) -> Callable[[], tuple[list[str], bool] | None]:
@@ -578,15 +372,3 @@ def _after(
         return (new, ended) if new or ended else None
 
     return check
-
-
-def _caller() -> str:
-    """File and line of the code that uses the language."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _is_ours(module: str) -> bool:
-    return module.startswith("palmette.lang.") or module == "contextlib"

@@ -35,6 +35,7 @@ from palmette.errors import (
 )
 from palmette.lang.backend import flush_cache, get_default_backend, set_default_backend
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
+from palmette.lang.branches import Branches
 from palmette.lang.builders import (
     assistant,
     assistant_begin,
@@ -59,7 +60,7 @@ from palmette.lang.builders import (
 )
 from palmette.lang.choices import ChoicesMethod
 from palmette.lang.function import Function, function
-from palmette.lang.state import Branches, State
+from palmette.lang.state import State
 
 if TYPE_CHECKING:
     from palmette.runtime.async_engine import AsyncEngine as Engine

@@ -443,7 +443,7 @@ class ScriptedBackend:
         ids = reply.ids(self._tokenizer)
         sampling = request.sampling
         if request.constraint is not None:
-            _check_allowed(request.constraint, self._tokenizer.decode(ids))
+            _check_allowed(request.constraint, self._tokenizer.decode(ids), sampling.stop)
         if len(ids) < sampling.min_tokens and not sampling.ignore_eos:
             raise InvalidRequest(
                 f"the scripted output has {len(ids)} tokens, min_tokens asks for "
@@ -664,19 +664,24 @@ def _log(probability: float) -> float:
     return math.log(probability) if probability > 0 else -math.inf
 
 
-def _check_allowed(constraint: Constraint, text: str) -> None:
-    """Raise unless `text` can be what the constraint asks for, as far as that is checked here."""
-    if constraint.kind == "regex":
-        allowed = re.fullmatch(constraint.source, text) is not None
-    elif constraint.kind == "choices":
-        allowed = text in json.loads(constraint.source)
-    else:
-        try:
-            json.loads(text)
-            allowed = True
-        except ValueError:
-            allowed = False
-    if not allowed:
+def _check_allowed(constraint: Constraint, text: str, stop: Sequence[str]) -> None:
+    """Raise unless the constraint allows `text` up to the first stop string, with it or without."""
+    matches = [(text.index(each), each) for each in stop if each in text]
+    position, found = min(matches, default=(len(text), ""))
+    candidates = (text[: position + len(found)], text[:position])
+    if not any(_allows(constraint, candidate) for candidate in candidates):
         raise EngineError(
-            f"the scripted output {text!r} breaks {constraint.kind} {constraint.source}"
+            f"the scripted output {candidates[0]!r} breaks {constraint.kind} {constraint.source}"
         )
+
+
+def _allows(constraint: Constraint, text: str) -> bool:
+    if constraint.kind == "regex":
+        return re.fullmatch(constraint.source, text) is not None
+    if constraint.kind == "choices":
+        return text in json.loads(constraint.source)
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

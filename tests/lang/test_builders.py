@@ -1,0 +1,122 @@
+"""Arguments are checked where the program says them; what is not honoured is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import palmette as pm
+from palmette.errors import InvalidRequest, UnsupportedFeature
+
+
+@pytest.mark.parametrize(
+    ("arguments", "feature"),
+    [
+        ({"n": 2}, "n"),
+        ({"stop_regex": "x"}, "stop_regex"),
+        ({"logprob_start_len": 0}, "logprob_start_len"),
+        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
+        ({"ebnf": "root ::= 'a'"}, "ebnf"),
+        ({"dtype": bytes}, "dtype"),
+        ({"dtype": "decimal"}, "dtype"),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(arguments: dict[str, Any], feature: str) -> None:
+    with pytest.raises(UnsupportedFeature, match=feature) as info:
+        pm.gen("x", **arguments)
+    assert info.value.param == feature
+
+
+@pytest.mark.parametrize("refused", [pm.image, pm.video, pm.separate_reasoning])
+def test_primitives_that_cannot_work_are_refused_by_name(refused: Any) -> None:
+    with pytest.raises(UnsupportedFeature, match=refused.__name__):
+        refused("cat.png")
+
+
+def test_one_completion_is_no_request_for_several() -> None:
+    assert pm.gen("x", n=1, return_text_in_logprobs=False) == pm.gen("x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"seed": "x"}, "seed"),
+        ({"return_logprob": False, "top_logprobs_num": 2}, "top_logprobs_num"),
+        ({"regex": "a", "json_schema": {}}, "regex and json_schema exclude each other"),
+        ({"choices_method": "probability"}, "choices_method needs choices"),
+        ({"append": True, "name": None}, "append needs a name"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        pm.gen(**{"name": "x", **arguments})
+
+
+def test_types_that_make_no_sense_are_refused() -> None:
+    for call in (
+        lambda: pm.gen("x", regex=5),  # type: ignore[arg-type]
+        lambda: pm.gen("x", json_schema=5),
+        lambda: pm.gen(5),  # type: ignore[arg-type]
+        lambda: pm.special(5),  # type: ignore[arg-type]
+        lambda: pm.user(5),  # type: ignore[arg-type]
+        lambda: pm.gen("x", max_tokens=1, max_new_tokens=2),
+        lambda: pm.gen("x", colour="red"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_min_tokens_above_the_default_maximum_waits_for_the_run() -> None:
+    backend = pm.ScriptedBackend("x" * 300)
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.gen("x", min_tokens=200)
+
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        program.run(backend=backend)
+    assert len(program.run(max_tokens=250, backend=backend)["x"]) == 250
+
+
+def test_every_sampling_option_reaches_the_request() -> None:
+    backend = pm.ScriptedBackend("x" * 300)
+    options = {
+        "max_tokens": 7,
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_p": 0.6,
+        "top_k": 7,
+        "min_p": 0.1,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.3,
+        "repetition_penalty": 1.2,
+        "ignore_eos": True,
+        "seed": 11,
+    }
+
+    @pm.function
+    def given(s: pm.State) -> None:
+        s += "p" + pm.gen("x", stop=["a", "b"], stop_token_ids=[3], top_logprobs_num=2, **options)
+
+    @pm.function
+    def default(s: pm.State) -> None:
+        s += "p" + pm.gen("x")
+
+    given.run(backend=backend)
+    default.run(
+        backend=backend, stop=["a", "b"], stop_token_ids=[3], return_logprob=True, **options
+    )
+    for request, num_top in zip(backend.requests, (2, 0), strict=True):
+        sampling = request.sampling
+        assert {name: getattr(sampling, name) for name in options} == options
+        assert (sampling.stop, sampling.stop_token_ids) == (("a", "b"), (3,))
+        assert sampling.logprobs == num_top
