@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -299,7 +298,8 @@ class JinjaChatTemplate:
 
     def _common_beginning(self, first: str, second: str) -> str:
         """What both begin with, in whole control tokens."""
-        length = len(os.path.commonprefix([first, second]))
+        pairs = enumerate(zip(first, second, strict=False))
+        length = next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
         for text in (first, second):
             for start, end, _ in self._special.spans(text):
                 if start < length < end:

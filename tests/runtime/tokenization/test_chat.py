@@ -203,9 +203,9 @@ def test_the_assistant_begins_with_the_generation_prompt():
 
 PHI = """\
 {% for message in messages %}
-{{- '<|start_header_id|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
 {% endfor %}
-{% if add_generation_prompt %}{{- '<|im_start|>\\n' -}}{% else %}{{- eos_token -}}{% endif %}
+{% if add_generation_prompt %}{{- '<|im_start|>assistant\\n' -}}{% else %}{{- eos_token -}}{% endif %}
 """
 
 
@@ -215,7 +215,7 @@ def test_what_ends_a_finished_conversation_closes_no_message():
     assert text_of(chat.end(messages)) == "<|im_end|>\n"
     whole = text_of(chat.render(messages, add_generation_prompt=False))
     assert by_segments(chat, messages) + "<|eot_id|>" == whole
-    assert text_of(chat.begin(messages, "assistant")) == "<|im_start|>\n"
+    assert text_of(chat.begin(messages, "assistant")) == "<|im_start|>assistant\n"
 
 
 def test_an_empty_content_is_rendered_as_it_is():
