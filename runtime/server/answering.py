@@ -49,6 +49,7 @@ class Job:
     requests: list[Request]
     choices: Choices
     choices_per_prompt: int
+    found_cached: Mapping[int, int]  # as for UsageTotal
     is_stream: bool
     streams_usage: bool
     fields: Mapping[str, str]
@@ -87,7 +88,7 @@ def _header(service: Service, job: Job, kind: str) -> dict[str, Any]:
 
 
 async def _whole(service: Service, job: Job) -> dict[str, Any]:
-    usage = UsageTotal(job.choices_per_prompt)
+    usage = UsageTotal(job.choices_per_prompt, job.found_cached)
     async with _running(service, job) as events:
         async for index, event in events:
             job.choices.add(index, event)
@@ -102,7 +103,7 @@ async def _whole(service: Service, job: Job) -> dict[str, Any]:
 
 async def _chunks(service: Service, job: Job) -> Chunks:
     header = _header(service, job, job.chunk_kind)
-    usage = UsageTotal(job.choices_per_prompt)
+    usage = UsageTotal(job.choices_per_prompt, job.found_cached)
     no_usage = {"usage": None} if job.streams_usage else {}
     async with _running(service, job) as events:
         async for index, event in events:

@@ -54,6 +54,7 @@ async def chat_job(body: ChatRequest, service: Service) -> Job:
         requests=requests,
         choices=ChatChoices(count, TokenNames(service.backend.tokenizer), sampling.logprobs),
         choices_per_prompt=count,
+        found_cached={},
         is_stream=is_stream,
         streams_usage=wants_usage(body),
         fields=error_fields(body),

@@ -9,7 +9,6 @@ from palmette.protocol import (
     FinishReason,
     Request,
     ScoreRequest,
-    TokenBackend,
     TokenEvent,
 )
 from palmette.runtime.server.answering import Job, new_id
@@ -39,7 +38,8 @@ class Echo:
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
+    logprobs: tuple[float | None, ...] = ()
+    num_cached: int | None = None  # of the prompt's tokens, if it was scored
 
 
 async def completion_job(body: CompletionRequest, service: Service) -> Job:
@@ -94,6 +94,11 @@ async def completion_job(body: CompletionRequest, service: Service) -> Job:
             body.logprobs,
         ),
         choices_per_prompt=count,
+        found_cached={
+            index: echo.num_cached
+            for index, echo in enumerate(echoes)
+            if echo.num_cached is not None
+        },
         is_stream=is_stream,
         streams_usage=wants_usage(body),
         fields=constraint_fields(body),
@@ -106,39 +111,30 @@ async def _echo(
     service: Service,
     body: CompletionRequest,
 ) -> Echo:
-    """How a prompt is shown. The prefix that was put before a text is not part of it."""
+    """How a prompt is shown, with log P(token | all before it) for all shown tokens but the first.
+
+    A prefix that was put before a text is not part of it; one that the text spelled out is.
+    """
     tokenizer = service.backend.tokenizer
-    num_hidden = 0
-    if isinstance(given, str):
-        prefix = tokenizer.prefix_ids
-        num_hidden = len(prefix) if prompt[: len(prefix)] == prefix else 0
+    prefix = tokenizer.prefix_ids
+    is_spelled = isinstance(given, str) and given.startswith(tokenizer.decode(prefix))
+    num_hidden = 0 if is_spelled or not isinstance(given, str) else len(prefix)
     shown = prompt[num_hidden:]
     text = tokenizer.decode(shown)
-    if num_hidden and isinstance(given, str) and given != text:
-        # The text began with the prefix, spelled out.
-        num_hidden, shown, text = 0, prompt, tokenizer.decode(prompt)
     if body.logprobs is None:
-        return Echo(text, shown, ())
-    logprobs = await _prompt_logprobs(service.backend, prompt, num_hidden, body.cache_salt or "")
-    return Echo(text, shown, logprobs)
-
-
-async def _prompt_logprobs(
-    backend: TokenBackend, prompt: tuple[int, ...], num_hidden: int, salt: str
-) -> tuple[float | None, ...]:
-    """None for the first shown token, then log P(token | all before it)."""
+        return Echo(text, shown)
     first = num_hidden + 1
-    if len(prompt) <= first:
-        return (None,) * (len(prompt) - num_hidden)
-    result = await backend.score(
+    if len(prompt) <= first:  # nothing stands before the only token that is shown, if one is
+        return Echo(text, shown, (None,) * len(shown))
+    result = await service.backend.score(
         ScoreRequest(
             request_id=new_id("score"),
             token_ids=prompt[:first],
             continuations=(prompt[first:],),
-            salt=salt,
+            salt=body.cache_salt or "",
         )
     )
-    return (None, *result.logprobs[0])
+    return Echo(text, shown, (None, *result.logprobs[0]), result.usage.cached_tokens)
 
 
 class CompletionChoices:

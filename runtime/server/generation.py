@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -76,10 +76,15 @@ def _raise_failure(event: TokenEvent) -> None:
 
 
 class UsageTotal:
-    """The token counts of an answer; a prompt with several choices counts once."""
+    """The token counts of an answer; a prompt with several choices counts once.
 
-    def __init__(self, choices_per_prompt: int) -> None:
+    `found_cached` has, by prompt, how many tokens were cached before the answer itself put them
+    there, where it looked at a prompt before it continued it.
+    """
+
+    def __init__(self, choices_per_prompt: int, found_cached: Mapping[int, int]) -> None:
         self._choices_per_prompt = choices_per_prompt
+        self._found_cached = found_cached
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._completion_tokens = 0
@@ -87,9 +92,11 @@ class UsageTotal:
     def add(self, index: int, usage: Usage) -> None:
         """Count a finished choice."""
         self._completion_tokens += usage.completion_tokens
-        if index % self._choices_per_prompt == 0:
+        prompt_index, choice_index = divmod(index, self._choices_per_prompt)
+        if choice_index == 0:
             self._prompt_tokens += usage.prompt_tokens
-            self._cached_tokens += usage.cached_tokens
+            found = self._found_cached.get(prompt_index, usage.cached_tokens)
+            self._cached_tokens += min(found, usage.cached_tokens)
 
     def as_json(self) -> dict[str, object]:
         """In the API's shape."""

@@ -164,6 +164,16 @@ async def test_echo_with_logprobs_covers_prompt_and_completion(
         shown = lists
 
 
+async def test_what_scoring_an_echoed_prompt_put_into_the_cache_does_not_count_as_cached() -> None:
+    backend = sky()
+    asked = {"prompt": "The sky is blue", "echo": True, "logprobs": 0, "max_tokens": 1}
+    cold = (await answer(backend, COMPLETIONS, **asked))["usage"]
+    warm = (await answer(backend, COMPLETIONS, **asked))["usage"]
+    assert cold["prompt_tokens_details"] == {"cached_tokens": 0}
+    # Scoring computes the token before the first that is scored, and the last but one of all.
+    assert warm["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
 async def test_echo_with_logprobs_of_a_prompt_of_one_token() -> None:
     body = await answer(sky(), COMPLETIONS, prompt="The", echo=True, logprobs=0, max_tokens=0)
     assert body["choices"][0]["logprobs"] == {

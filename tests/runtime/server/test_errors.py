@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palmette.errors import (
@@ -250,6 +250,7 @@ async def test_numbers_that_are_none_are_refused(literal: str) -> None:
             assert error_of(response)["param"] == field
 
 
+@settings(max_examples=50)
 @given(
     st.dictionaries(
         st.sampled_from(["messages", "n", "stop", "logit_bias", "response_format", "seed", "x"]),
