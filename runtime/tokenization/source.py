@@ -180,7 +180,8 @@ def _converted_gguf(path: Path) -> PreparedTokenizer:
 
 
 def _named_ids(metadata: GgufMetadata) -> set[int]:
-    names = ("bos", "eos", "eot", "eom", "unknown", "padding")
+    """The tokens that begin or end something. Padding may be named for want of a better one."""
+    names = ("bos", "eos", "eot", "eom")
     ids = (metadata.integer(f"tokenizer.ggml.{name}_token_id") for name in names)
     return {token_id for token_id in ids if token_id is not None}
 
@@ -225,7 +226,7 @@ def _from_folder(path: Path, cache: PreparedCache, template: str | None) -> Load
         unknown_token=token_texts.get("unk_token"),
         chat_template=None
         if template is None
-        else ChatTemplateSource(template, token_texts, bos if add_bos else ""),
+        else ChatTemplateSource(template, token_texts, bos if add_bos and bos in id_of else ""),
     )
 
 

@@ -205,7 +205,11 @@ PHI = """\
 {% for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
 {% endfor %}
-{% if add_generation_prompt %}{{- '<|im_start|>assistant\\n' -}}{% else %}{{- eos_token -}}{% endif %}
+{% if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' -}}
+{% else %}
+{{- eos_token -}}
+{% endif %}
 """
 
 

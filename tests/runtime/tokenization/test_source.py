@@ -257,6 +257,18 @@ def test_control_tokens_of_a_gguf_file_are_those_it_marks(tmp_path):
     assert tokenizer.stop_token_ids == {258}
 
 
+def test_an_ordinary_token_named_for_padding_stays_ordinary(tmp_path):
+    tokenizer = load_tokenizer(gguf(tmp_path, tokenizer__ggml__padding_token_id=33), home=tmp_path)
+    assert tokenizer.encode("hi!") == [256, 33]
+
+
+def test_a_begin_token_that_the_vocabulary_lacks_is_not_written_as_text(tmp_path):
+    config = {"bos_token": "<nowhere>", "add_bos_token": True, "chat_template": WITHOUT_BEGIN}
+    tokenizer = load_tokenizer(folder(tmp_path, tokenizer_config=config))
+    assert tokenizer.prefix_ids == ()
+    assert tokenizer.encode(tokenizer.chat_template.render(CHAT)) == [256]
+
+
 def test_all_end_tokens_of_a_gguf_file_stop(tmp_path):
     path = gguf(tmp_path, tokenizer__ggml__eot_token_id=257, tokenizer__ggml__eom_token_id=256)
     assert load_tokenizer(path, home=tmp_path).stop_token_ids == {256, 257, 258}
