@@ -1,0 +1,161 @@
+"""Small engines for tests: one whose logits are a function of the prompt, one with random weights.
+
+Both use the byte tokenizer. Public, so that programs and servers over Palmette can be tested
+without a model.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from typing_extensions import Unpack
+
+from palmette.runtime.config import EngineConfig, EngineOptions
+from palmette.runtime.engine import Engine, EngineTokenizer
+from palmette.runtime.forward_batch import ForwardBatch
+from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.loading import LoadedModel
+from palmette.runtime.models.config import ModelConfig, RopeConfig
+from palmette.runtime.models.llama import LlamaModel, tensor_shapes
+from palmette.runtime.tokenization.byte import ByteTokenizer
+
+Logits = Callable[[tuple[int, ...]], Mapping[int, float]]
+"""From all tokens so far to the logits of the next; ids that are left out have a logit of 0."""
+
+
+class HistoryModel:
+    """A model whose logits are `logits_of` the tokens that it reads back from the pages.
+
+    It writes each token's id where its key would be, so wrong pages, slots or copies show as a
+    wrong history. `num_computed` counts the rows of all batches, `batch_sizes` lists them.
+    """
+
+    def __init__(self, logits_of: Logits, vocab_rows: int) -> None:
+        self._logits_of = logits_of
+        self.vocab_rows = vocab_rows
+        self.batch_sizes: list[int] = []
+
+    @property
+    def num_computed(self) -> int:
+        return sum(self.batch_sizes)
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """[R, vocab_rows]"""
+        self.batch_sizes.append(batch.num_tokens)
+        ids = batch.token_ids.to(kv.dtype)[:, None, None]  # [T, 1, 1]
+        kv.write(0, batch.slots, ids.expand(-1, 2, 1))
+        logits = torch.zeros(len(batch.logit_rows), self.vocab_rows)
+        for index, row in enumerate(batch.logit_rows.tolist()):
+            sequence = next(
+                i for i in range(batch.num_sequences) if row < batch.query_starts[i + 1]
+            )
+            length = int(batch.positions[row]) + 1
+            num_pages = -(-length // kv.page_size)
+            read = kv.read(0, kv.index(batch.page_tables[sequence][:num_pages]))
+            history = tuple(int(token_id) for token_id in read[0, 0, :length, 0])
+            for token_id, value in self._logits_of(history).items():
+                logits[index, token_id] = value
+        return logits
+
+
+def history_engine(
+    logits_of: Logits,
+    *,
+    tokenizer: EngineTokenizer | None = None,
+    vocab_rows: int | None = None,
+    max_context: int = 4096,
+    **options: Unpack[EngineOptions],
+) -> tuple[Engine, HistoryModel]:
+    """An engine over a `HistoryModel`, and that model."""
+    tokenizer = tokenizer or ByteTokenizer()
+    rows = vocab_rows or tokenizer.vocab_size
+    model = HistoryModel(logits_of, rows)
+    config = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_rows=rows,
+        hidden_size=2,
+        intermediate_size=2,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        rms_norm_eps=1e-5,
+        rope=RopeConfig(),
+        max_context=max_context,
+        tie_word_embeddings=True,
+    )
+    options.setdefault("num_pages", 256)
+    loaded = LoadedModel(
+        model=cast(LlamaModel, model),
+        config=config,
+        dtype=torch.float32,
+        dtype_reason="a history model stores token ids",
+        path=Path("history"),
+        num_weight_bytes=0,
+    )
+    return Engine.assemble("history", loaded, tokenizer, EngineConfig.of(options)), model
+
+
+def script(text: str, *, then: int | None = 258) -> Logits:
+    """Logits that spell `text` after any prompt that ends with a newline or holds one, whatever
+    stands before its last newline; then token `then`, by default the end of the turn.
+    """
+    wanted = [*text.encode(), *([] if then is None else [then])]
+
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        done = list(itertools.takewhile(lambda token_id: token_id != 10, reversed(history)))
+        step = min(len(done), len(wanted) - 1)
+        return {wanted[step]: 20.0}
+
+    return logits_of
+
+
+def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
+    """A Llama with random float32 weights, spread so that its distributions are neither flat nor
+    certain. `changes` replace fields of its ModelConfig.
+    """
+    fields: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_rows": 272,  # more than the byte tokenizer has, as padded heads are
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope": RopeConfig(),
+        "max_context": 2048,
+        "tie_word_embeddings": True,
+    }
+    config = ModelConfig(**{**fields, **changes})
+    generator = torch.Generator().manual_seed(seed)
+    shapes = tensor_shapes(config)
+
+    def read(name: str) -> torch.Tensor:
+        shape = shapes[name]
+        if "norm" in name:
+            return torch.ones(shape)
+        return torch.randn(shape, generator=generator) * (0.7 if len(shape) == 2 else 0.1)
+
+    model = LlamaModel(config, read, dtype=torch.float32)
+    return LoadedModel(
+        model=model,
+        config=config,
+        dtype=torch.float32,
+        dtype_reason="a tiny model is float32",
+        path=Path("tiny"),
+        num_weight_bytes=model.num_weight_bytes,
+    )
+
+
+def tiny_engine(*, seed: int = 0, **options: Unpack[EngineOptions]) -> Engine:
+    """An engine over `tiny_model(seed=seed)`."""
+    options.setdefault("num_pages", 256)
+    return Engine.assemble(
+        "tiny", tiny_model(seed=seed), ByteTokenizer(), EngineConfig.of(options)
+    )

@@ -1,0 +1,191 @@
+"""The engine on its own thread: streams, aborts, refusals, faults and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from palmette.errors import EngineError, EngineStopped, InvalidConstraint, PromptTooLong
+from palmette.protocol import (
+    Constraint,
+    FinishReason,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    TokenBackend,
+    TokenEvent,
+)
+from palmette.runtime.async_engine import AsyncEngine
+from palmette.runtime.engine import Engine
+from palmette.runtime.testing import Logits, history_engine, script
+
+
+def async_engine(logits_of: Logits, **options: int) -> AsyncEngine:
+    def make() -> Engine:
+        return history_engine(logits_of, **options)[0]  # type: ignore[arg-type]
+
+    return AsyncEngine.over(make)
+
+
+def request(name: str, *, max_tokens: int = 16, constraint: Constraint | None = None) -> Request:
+    return Request(
+        request_id=name,
+        token_ids=tuple(b"q\n"),
+        sampling=SamplingParams(temperature=0, max_tokens=max_tokens),
+        constraint=constraint,
+    )
+
+
+async def text_of(engine: AsyncEngine, asked: Request) -> str:
+    return "".join([event.text async for event in engine.generate(asked)])
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    for _ in range(500):
+        if not engine.stats().num_running + engine.stats().num_waiting:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("requests are still running")
+
+
+def test_it_is_a_token_backend() -> None:
+    with async_engine(script("x")) as engine:
+        assert isinstance(engine, TokenBackend)
+        assert repr(engine) == "AsyncEngine('history', dtype=float32)"
+
+
+async def test_many_requests_of_one_loop_are_served_together() -> None:
+    with async_engine(script("hello")) as engine:
+        texts = await asyncio.gather(*(text_of(engine, request(str(i))) for i in range(40)))
+        assert set(texts) == {"hello"}
+        assert engine.stats().requests_finished == 40
+
+
+def test_requests_of_several_loops_do_not_mix() -> None:
+    with async_engine(script("hello")) as engine:
+        texts: list[str] = []
+
+        def client(name: str) -> None:
+            texts.append(asyncio.run(text_of(engine, request(name))))
+
+        threads = [threading.Thread(target=client, args=(str(i),)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert texts == ["hello"] * 6
+
+
+async def test_closing_the_iterator_aborts_the_request() -> None:
+    with async_engine(script("x" * 4000, then=None)) as engine:
+        events = engine.generate(request("a", max_tokens=3000))
+        async for _ in events:
+            break
+        await events.aclose()  # type: ignore[attr-defined]
+        await until_idle(engine)
+        stats = engine.stats()
+        assert stats.requests_aborted == 1
+        assert stats.decoded_tokens < 3000
+        assert stats.num_available_pages == stats.num_pages
+        assert await text_of(engine, request("b", max_tokens=2)) == "xx"
+
+
+async def test_cancelling_the_reader_aborts_the_request() -> None:
+    with async_engine(script("x" * 4000, then=None)) as engine:
+        task = asyncio.create_task(text_of(engine, request("a", max_tokens=3000)))
+        while not engine.stats().decoded_tokens:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await until_idle(engine)
+        assert engine.stats().requests_aborted == 1
+
+
+async def test_refusals_are_raised_from_the_first_step_and_others_go_on() -> None:
+    with async_engine(script("fine"), max_context=64) as engine:
+        good = asyncio.create_task(text_of(engine, request("good")))
+        with pytest.raises(PromptTooLong):
+            await text_of(engine, Request(request_id="long", token_ids=(1,) * 100))
+        with pytest.raises(InvalidConstraint):
+            await text_of(engine, request("bad", constraint=Constraint.regex("(")))
+        assert await good == "fine"
+
+
+async def test_a_request_id_in_use_is_refused_and_the_first_request_unharmed() -> None:
+    with async_engine(script("x" * 50, then=None)) as engine:
+        first = asyncio.create_task(text_of(engine, request("a", max_tokens=40)))
+        while not engine.stats().num_running:
+            await asyncio.sleep(0.001)
+        with contextlib.suppress(ValueError):
+            await text_of(engine, request("a"))
+        assert await first == "x" * 40
+
+
+async def test_scores() -> None:
+    with async_engine(lambda history: {65: 1.0}) as engine:
+        result = await engine.score(
+            ScoreRequest(request_id="s", token_ids=(1, 2), continuations=((65,), (66,)))
+        )
+        assert result.logprobs[0][0] == pytest.approx(result.logprobs[1][0] + 1.0, abs=1e-6)
+
+
+async def test_a_fault_of_ours_ends_what_runs_with_an_error_and_no_more() -> None:
+    broken = True
+
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        if broken:
+            raise KeyError("a bug")
+        return {65: 1.0}
+
+    with async_engine(logits_of) as engine:
+        events = [event async for event in engine.generate(request("a"))]
+        assert events[-1].finish_reason is FinishReason.ERROR
+        assert isinstance(events[-1].error, EngineError)
+        assert "a bug" in str(events[-1].error)
+        with pytest.raises(EngineError, match="a bug"):
+            await engine.score(
+                ScoreRequest(request_id="s", token_ids=(1,), continuations=((65,),))
+            )
+        broken = False
+        assert await text_of(engine, request("b", max_tokens=3)) == "AAA"
+        engine.flush_cache()
+        assert engine.stats().num_free_pages == engine.stats().num_pages
+
+
+async def test_close_ends_what_runs_with_engine_stopped() -> None:
+    engine = async_engine(script("x" * 4000, then=None))
+    last: list[TokenEvent] = []
+
+    async def read() -> None:
+        async for event in engine.generate(request("a", max_tokens=3000)):
+            last[:] = [event]
+
+    task = asyncio.create_task(read())
+    while not engine.stats().decoded_tokens:
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(engine.close)
+    await task
+    assert last[0].finish_reason is FinishReason.ERROR
+    assert isinstance(last[0].error, EngineStopped)
+    engine.close()
+    with pytest.raises(EngineStopped):
+        await text_of(engine, request("b"))
+    with pytest.raises(EngineStopped):
+        engine.stats()
+
+
+def test_a_failure_to_load_is_raised_where_the_engine_was_made() -> None:
+    def make() -> Engine:
+        raise EngineError("no such thing")
+
+    with pytest.raises(EngineError, match="no such thing"):
+        AsyncEngine.over(make)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(TypeError, match=r"unknown engine option pages; known: .*page_size"):
+        AsyncEngine("smollm2-135m", pages=3)  # type: ignore[call-arg]
