@@ -149,8 +149,10 @@ _UTF8_FORMS = (
 )
 _BASIC_ESCAPE = (_Digit(16, _hex(), b"\\u"), *[_Digit(16, _hex())] * 3)
 _SURROGATE_ESCAPES = (
-    _Digit(4, _hex(0x8), b"\\ud"),
+    _Digit(1, _hex(0xD), b"\\u"),
+    _Digit(4, _hex(0x8)),
     *[_Digit(16, _hex())] * 2,
-    _Digit(4, _hex(0xC), b"\\ud"),
+    _Digit(1, _hex(0xD), b"\\u"),
+    _Digit(4, _hex(0xC)),
     *[_Digit(16, _hex())] * 2,
 )

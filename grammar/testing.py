@@ -46,7 +46,8 @@ def brute_force_mask(matcher: Matcher, vocabulary: Vocabulary) -> BoolArray:
 
 def allowed(matcher: Matcher, vocabulary: Vocabulary, *, budget: int | None = None) -> list[int]:
     """The tokens of the mask, ascending."""
-    return np.flatnonzero(mask_of(matcher, vocabulary, budget=budget)).tolist()
+    row = mask_of(matcher, vocabulary, budget=budget)
+    return [int(token_id) for token_id in np.flatnonzero(row)]
 
 
 def text_of(vocabulary: Vocabulary, token_ids: Sequence[int]) -> bytes:

@@ -133,7 +133,7 @@ class _Parser:
         bounds = self._quantifier()
         if bounds is None:
             return node
-        if isinstance(node, (Begin, End)):
+        if isinstance(node, (Begin, End)) and self._text[start] != "(":
             raise self._invalid("nothing to repeat", start)
         if self._take("+"):
             raise self._unsupported("a possessive quantifier", self._at - 1)
