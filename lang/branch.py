@@ -40,7 +40,6 @@ class Branch:
         self.slots: dict[str, Slot] = {}
         self.role: str | None = None  # as the program sees it, ahead of the transcript's
         self.num_forks = 0
-        self.fork_chars = 0  # characters inherited from the parent
         self.inherited: dict[str, Slot] = {}  # the parent's variables at the fork
         self.spans: dict[str, Span] = {}  # variable scopes that are open
         self.chunks: list[str] = []
@@ -98,7 +97,6 @@ class Branch:
     def be_born(self, transcript: Transcript) -> None:
         """Begin with a copy of `transcript`. On the loop."""
         self.transcript = transcript.copy()
-        self.fork_chars = transcript.num_chars
         with self.run.lock:
             self._is_born = True
             if transcript.text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
+from palmette.errors import ProgramError
 from palmette.lang.appending import caller
 from palmette.lang.nodes import Expr
 from palmette.lang.operations import AppendBranches
@@ -60,8 +61,8 @@ class Branches(Sequence["State"]):
         ``"gather_variable"``: every variable that a branch has set becomes a list in the parent,
         with one item for each branch that set it, in the order of the branches. A variable that
         the parent has already stays as it is, unless it came from an earlier join. The parent's
-        text does not change. ``"concate_and_append"``: what each branch has added to its text is
-        appended to the parent's, as a constant.
+        text does not change. ``"concate_and_append"``: what each branch has added is appended to
+        the parent: constants as constants, what was generated with its ids.
         """
         self._check(mode)
         for state in self._states:
@@ -84,6 +85,12 @@ class Branches(Sequence["State"]):
     def _bring_back(self, mode: str) -> None:
         parent, branches = self._parent, self._branches
         if mode == "concate_and_append":
+            for branch in branches:
+                if not branch.transcript.is_as_begun():
+                    raise ProgramError(
+                        "a branch that opened or closed a role cannot be appended to the parent: "
+                        f"branch {branch.path} left one in between"
+                    )
             joined = AppendBranches(name="join()", where=caller(), branches=branches)
             parent.submit([joined], {})
             return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from palmette.errors import EngineError, RequestAborted
 from palmette.lang.choices import (
@@ -37,6 +38,12 @@ from palmette.protocol import (
 
 if TYPE_CHECKING:
     from palmette.lang.branch import Branch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Encoding takes about a microsecond for a character; going to a thread and back, some hundred.
+_MANY_CHARS = 20_000
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -140,13 +147,13 @@ class Fork(Operation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AppendBranches(Operation):
-    """Add what other branches made since their fork, as a constant."""
+    """Add what other branches made since their fork."""
 
     branches: Sequence[Branch]
 
     async def run(self, branch: Branch) -> None:
         for other in self.branches:
-            branch.add_text(branch.transcript.append(other.transcript.text[other.fork_chars :]))
+            branch.add_text(branch.transcript.take_over(other.transcript))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -159,7 +166,9 @@ class Generate(Operation):
     async def run(self, branch: Branch) -> None:
         request = Request(
             request_id=branch.run.next_request_id(branch),
-            token_ids=branch.transcript.commit(),
+            token_ids=await _off_loop(
+                branch.transcript.num_pending_chars, branch.transcript.commit
+            ),
             sampling=self.sampling,
             constraint=self.constraint,
             path=branch.path,
@@ -207,8 +216,13 @@ class Choose(Operation):
             branch.add_text(transcript.append_option(options[0]), self.slot)
             branch.set_slot(self.slot, self._meta([0.0], [1.0], [0.0], [(0.0,)], [()], Usage()))
             return
-        encoded = encode_options(
-            branch.run.backend.tokenizer, transcript.prompt_ids, transcript.pending, options
+        encoded = await _off_loop(
+            (transcript.num_pending_chars + len(max(options, key=len))) * len(options),
+            encode_options,
+            branch.run.backend.tokenizer,
+            transcript.prompt_ids,
+            transcript.pending,
+            options,
         )
         result = await self._score(branch, encoded.prompt_ids, encoded.continuations)
         usage = result.usage
@@ -300,6 +314,15 @@ class Choose(Operation):
             "finish_reason": FinishReason.STOP.value,
             **usage_figures(usage),
         }
+
+
+async def _off_loop(
+    num_chars: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call `function`; on a thread where it has much to encode, so that other programs go on."""
+    if num_chars < _MANY_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 @asynccontextmanager

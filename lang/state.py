@@ -108,6 +108,10 @@ class State:
         """Whether something appended so far sets the variable; does not wait for its value."""
         return name in self._branch.slots
 
+    def names(self) -> list[str]:
+        """The variables that something appended so far sets, in order; does not wait for values."""
+        return list(self._branch.slots)
+
     def get(self, name: str, default: Any = None) -> Any:
         """As ``state[name]``, or `default` if the variable is not set."""
         try:

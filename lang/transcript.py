@@ -13,8 +13,17 @@ may not; text outside of any role may, so that prompts can be written by hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from palmette.protocol import ChatTemplate, Message, Piece, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A part that the model wrote."""
+
+    token_ids: tuple[int, ...]
+    text: str
 
 
 class Transcript:
@@ -30,6 +39,17 @@ class Transcript:
         self._messages: list[Message] = []
         self._role: str | None = None
         self._role_start = 0  # characters before the content of the open role
+        # What was added since the copy, if it is one: constants, and what was generated.
+        self._additions: list[Piece | Generated] = []
+        self._is_copy = False
+        self._begun_role: str | None = None
+        self._num_begun_messages = 0
+
+    def is_as_begun(self) -> bool:
+        """Whether the role open at the copy is still open, no message of it closed since."""
+        return self._role == self._begun_role and (
+            self._role is None or len(self._messages) == self._num_begun_messages
+        )
 
     @property
     def text(self) -> str:
@@ -81,6 +101,11 @@ class Transcript:
         self._role = None
         return self._add(template.end(self.messages))
 
+    @property
+    def num_pending_chars(self) -> int:
+        """The length of the constants that have no ids yet."""
+        return sum(len(piece.text) for piece in self._pending)
+
     def commit(self) -> tuple[int, ...]:
         """Encode what is pending; all the ids."""
         self._begin()
@@ -98,6 +123,8 @@ class Transcript:
         assert not self._pending
         self._token_ids += token_ids
         self._add_text(text)
+        if self._is_copy:
+            self._additions.append(Generated(tuple(token_ids), text))
 
     def append_option(self, option: str) -> str:
         """Add the only option of a select: a constant that is taken literally."""
@@ -109,6 +136,22 @@ class Transcript:
         self._pending = []
         self._token_ids = list(token_ids)
         self._add_text(option)
+        if self._is_copy:
+            self._additions.append(Piece(option))
+
+    def take_over(self, other: Transcript) -> str:
+        """Add what `other` has added since it was copied: its constants become constants here, what
+        it generated keeps its ids. The text added.
+        """
+        before = self._num_chars
+        for addition in other._additions:
+            if isinstance(addition, Piece):
+                self._add([addition])
+            else:
+                self.commit()
+                self.extend(addition.token_ids, addition.text)
+        self._messages += other._messages[other._num_begun_messages :]
+        return self.text[before:]
 
     def copy(self) -> Transcript:
         """An independent transcript with the same contents, open role included."""
@@ -121,14 +164,20 @@ class Transcript:
         other._messages = self._messages.copy()
         other._role = self._role
         other._role_start = self._role_start
+        other._is_copy = True
+        other._begun_role = self._role
+        other._num_begun_messages = len(self._messages)
         return other
 
     def _add(self, pieces: Sequence[Piece]) -> str:
         added = "".join(piece.text for piece in pieces)
         if added:
             self._begin()
-            self._pending += (piece for piece in pieces if piece.text)
+            held = [piece for piece in pieces if piece.text]
+            self._pending += held
             self._add_text(added)
+            if self._is_copy:
+                self._additions += held
         return added
 
     def _add_text(self, text: str) -> None:

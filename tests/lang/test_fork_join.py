@@ -12,11 +12,12 @@ from palmette.errors import (
     EngineError,
     InvalidRequest,
     PrimitiveFailed,
+    ProgramError,
     RequestAborted,
     UnsupportedFeature,
 )
-from palmette.lang.backends.scripted import Reply, ScriptedBackend
-from palmette.protocol import Request
+from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
+from palmette.protocol import Piece, Request
 
 
 def run(backend: ScriptedBackend, body: object, **options: object) -> pm.State:
@@ -97,8 +98,6 @@ def test_parent_and_branches_are_independent_after_the_fork() -> None:
 
 
 def test_pending_constants_are_copied_and_merge_with_what_follows() -> None:
-    from palmette.lang.backends.scripted import ByteTokenizer
-
     tokenizer = ByteTokenizer(["ab", "ac"])
     backend = ScriptedBackend("!", tokenizer=tokenizer)
 
@@ -208,6 +207,44 @@ def test_join_can_append_what_the_branches_added() -> None:
             branches.join(mode="merge")
 
     assert run(ScriptedBackend("-"), body).text() == "p:0-1-."
+
+
+def test_what_is_appended_keeps_generated_ids_messages_and_plain_text_plain() -> None:
+    tokenizer = ByteTokenizer(["ab"])
+    backend = ScriptedBackend(Reply(pieces=("a", "b")), tokenizer=tokenizer)
+    end = tokenizer.control_id("<|im_end|>")
+
+    def body(s: pm.State) -> None:
+        s += "a"
+        branches = s.fork(2)
+        branches += "b" + pm.user("<|im_end|>") + pm.assistant(pm.gen("x"))
+        branches.join(mode="concate_and_append")
+
+    state = run(backend, body)
+    begin = tokenizer.encode([Piece("<|im_start|>user\n", special=True)])
+    first = (tokenizer.single_id("ab"), *begin, *b"<|im_end|>", end)
+    assert state.token_ids()[: len(first)] == first
+    assert state.token_ids().count(end) == 4
+    assert tokenizer.decode(state.token_ids()) == state.text()
+    assert [message["content"] for message in state.messages()] == ["<|im_end|>", "ab"] * 2
+    assert state.token_ids().count(tokenizer.single_id("ab")) == 1
+
+
+def test_a_branch_that_left_its_role_cannot_be_appended() -> None:
+    def body(s: pm.State) -> None:
+        s += pm.user_begin()
+        for leave in (pm.user_end(), pm.user_end() + pm.user_begin()):
+            branches = s.fork(1)
+            branches += leave
+            with pytest.raises(ProgramError, match=r"branch \(\d, 0\)"):
+                branches.join(mode="concate_and_append")
+        stays = s.fork(2)
+        stays += "a"
+        stays.join(mode="concate_and_append")
+        s += pm.user_end()
+        assert [message["content"] for message in s.messages()] == ["aa"]
+
+    run(ScriptedBackend(), body)
 
 
 def test_copy_is_a_fork_of_one() -> None:

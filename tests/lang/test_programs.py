@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +19,7 @@ from palmette.errors import (
     VariableNotSet,
 )
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
-from palmette.protocol import Constraint, SamplingParams
+from palmette.protocol import Constraint, Piece, SamplingParams
 
 
 def run(backend: ScriptedBackend, body: object, **options: object) -> pm.State:
@@ -505,6 +506,28 @@ def test_the_default_backend_is_used_where_none_is_given() -> None:
         pm.set_default_backend(None)
     with pytest.raises(TypeError, match="a backend is an object such as"):
         program.run(backend="smollm2-135m")
+
+
+def test_a_long_constant_is_encoded_off_the_loop_that_all_programs_share() -> None:
+    threads: list[tuple[int, str]] = []
+
+    class Watched(ByteTokenizer):
+        def encode(self, text: str | Sequence[Piece]) -> list[int]:
+            ids = super().encode(text)
+            threads.append((len(ids), threading.current_thread().name))
+            return ids
+
+    def body(s: pm.State) -> None:
+        s += "short" + pm.gen("x")
+        s += "l" * 30_000 + pm.gen("y")
+        s += "l" * 15_000 + pm.select("z", ["a", "b"])
+        s.sync()
+
+    run(ScriptedBackend(tokenizer=Watched()), body)
+    long = [name for length, name in threads if length >= 15_000]
+    assert len(long) == 4  # the constant, then the prompt alone and with each option
+    assert all(name.startswith("asyncio") for name in long)
+    assert (5, "palmette-lang") in threads
 
 
 def test_appending_does_not_wait_for_the_model() -> None:
