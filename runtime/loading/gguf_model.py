@@ -85,8 +85,14 @@ class GGUFModel:
         self._file = GGUFFile(path)
         self._names: dict[str, str] = {}  # ours -> the file's
         for name in self._file.tensors:
-            if name != _FREQUENCY_DIVISORS:
-                self._names[_our_name(name)] = name
+            if name == _FREQUENCY_DIVISORS:
+                continue
+            ours = _our_name(name)
+            if ours in self._names:
+                first = self._names[ours]
+                self._file.close()
+                raise ModelFileError(path, f"has tensor {first} twice, once as {name}")
+            self._names[ours] = name
         try:
             self.config = self._read_config()
         except ModelFileError:
@@ -96,6 +102,9 @@ class GGUFModel:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {ours: self._file.tensors[name].shape for ours, name in self._names.items()}
+
+    def stored_name(self, name: str) -> str:
+        return self._names.get(name) or _stored_name(name)
 
     def read(self, name: str) -> torch.Tensor:
         try:
@@ -255,6 +264,17 @@ def _our_name(name: str) -> str:
     if match and match[2] in _LAYER_NAMES:
         return f"model.layers.{int(match[1])}.{_LAYER_NAMES[match[2]]}.{match[3]}"
     return name
+
+
+def _stored_name(name: str) -> str:
+    """The GGUF name of a Hugging Face tensor."""
+    for stored, ours in _OUTER_NAMES.items():
+        if ours == name:
+            return stored
+    _, _, layer, rest = name.split(".", 3)
+    part, kind = rest.rsplit(".", 1)
+    stored_part = next(stored for stored, ours in _LAYER_NAMES.items() if ours == part)
+    return f"blk.{layer}.{stored_part}.{kind}"
 
 
 def _half_split(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:

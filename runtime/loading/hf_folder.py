@@ -49,6 +49,9 @@ class HFFolder:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
+    def stored_name(self, name: str) -> str:
+        return name
+
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor

@@ -21,7 +21,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 # Rows of a small decoding batch, on which "auto" compares the types.
 _TRIAL_ROWS = 8
-_TRIAL_REPEATS = 5
+_TRIAL_REPEATS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _fastest(config: ModelConfig, device: torch.device) -> tuple[torch.dtype, st
     measured = (
         f"{_TRIAL_ROWS} rows through a {config.hidden_size} x {config.intermediate_size} layer "
         f"took {seconds[torch.bfloat16] * 1e6:.0f} us in bfloat16 and "
-        f"{seconds[torch.float32] * 1e6:.0f} us in float32"
+        f"{seconds[torch.float32] * 1e6:.0f} us in float32 on one thread"
     )
     if ratio > 1:
         return torch.bfloat16, f"the processor multiplies bfloat16 natively, and {measured}"
@@ -109,12 +109,18 @@ def _multiplies_bfloat16() -> bool:
 
 
 def _trial_seconds(config: ModelConfig, dtype: torch.dtype) -> float:
-    with torch.inference_mode():
-        layer = Linear(torch.zeros(config.intermediate_size, config.hidden_size, dtype=dtype))
-        x = torch.zeros(_TRIAL_ROWS, config.hidden_size, dtype=dtype)
-        best = float("inf")
-        for _ in range(_TRIAL_REPEATS):
-            start = time.perf_counter()
-            layer(x)
-            best = min(best, time.perf_counter() - start)
-        return best
+    """The shortest of a few runs on one thread: with more, a busy neighbour decides the result."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            layer = Linear(torch.zeros(config.intermediate_size, config.hidden_size, dtype=dtype))
+            x = torch.zeros(_TRIAL_ROWS, config.hidden_size, dtype=dtype)
+            best = float("inf")
+            for _ in range(_TRIAL_REPEATS):
+                start = time.perf_counter()
+                layer(x)
+                best = min(best, time.perf_counter() - start)
+            return best
+    finally:
+        torch.set_num_threads(num_threads)

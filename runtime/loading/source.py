@@ -27,6 +27,10 @@ class WeightSource(Protocol):
         """Every tensor that the files hold, checked to lie inside them."""
         ...
 
+    def stored_name(self, name: str) -> str:
+        """What a tensor is called in the files, for messages."""
+        ...
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor in a float type. It may be a view of the file, valid until `close`."""
         ...
@@ -39,12 +43,14 @@ def check_tensors(source: WeightSource, expected: Mapping[str, tuple[int, ...]])
     for name, shape in expected.items():
         found = source.shapes.get(name)
         if found is None:
-            raise ModelFileError(source.path, f"tensor {name} is missing")
+            raise ModelFileError(source.path, f"tensor {source.stored_name(name)} is missing")
         if found != shape:
             raise ModelFileError(
-                source.path, f"tensor {name} has shape {list(found)}, expected {list(shape)}"
+                source.path,
+                f"tensor {source.stored_name(name)} has shape {list(found)}, "
+                f"expected {list(shape)}",
             )
-    extra = sorted(set(source.shapes) - set(expected))
+    extra = sorted(source.stored_name(name) for name in set(source.shapes) - set(expected))
     if extra:
         listed = ", ".join(extra[:5]) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
         raise ModelFileError(
