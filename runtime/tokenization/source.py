@@ -22,6 +22,7 @@ from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
 _MAX_FILE = 512 * 1024 * 1024  # bytes; the largest tokenizer.json in use have about 35 MB
 _CONTROL = 3  # tokenizer.ggml.token_type of a control token
 _UNKNOWN = 2  # and of the unknown token
+_ADDED = (_CONTROL, _UNKNOWN, 4)  # 4: added by hand, but ordinary text
 _GGUF_BOS_BY_DEFAULT = frozenset({"llama3", "llama-v3", "llama-bpe"})  # as llama.cpp has it
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 # What a tokenizer without tokenizer.json may be made from.
@@ -160,21 +161,19 @@ def _converted_gguf(path: Path) -> PreparedTokenizer:
     tokens = metadata.array("tokenizer.ggml.tokens") or []
     types = metadata.array("tokenizer.ggml.token_type") or []
     named = _named_ids(metadata)
-    special = {
-        text
-        for token_id, text in enumerate(tokens)
-        if isinstance(text, str)
-        and (
-            token_id in named or (token_id < len(types) and types[token_id] in (_CONTROL, _UNKNOWN))
-        )
-    }
+    kinds = {token_id: types[token_id] for token_id in range(min(len(tokens), len(types)))}
+    kinds |= dict.fromkeys(named & kinds.keys(), _CONTROL)
+    special = {tokens[i] for i, kind in kinds.items() if kind in (_CONTROL, _UNKNOWN)}
     # Alone in a folder, so that files beside it cannot change what it says.
     with tempfile.TemporaryDirectory(prefix="palmette-") as folder:
         os.symlink(path.resolve(), Path(folder) / "model.gguf")
         converted = json.loads(_through_transformers(path, folder, gguf_file="model.gguf"))
-    # Where the file names no end or unknown token, transformers adds one that the model lacks.
+    # transformers adds an end and an unknown token where the file names none, and takes whatever
+    # is named for padding for a control token: what the file says of its own tokens goes first.
     converted["added_tokens"] = [
-        token for token in converted["added_tokens"] if token["id"] < len(tokens)
+        token
+        for token in converted["added_tokens"]
+        if token["id"] < len(tokens) and kinds.get(token["id"], _CONTROL) in _ADDED
     ]
     return prepare(path, converted, special)
 
