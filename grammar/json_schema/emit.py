@@ -67,11 +67,12 @@ class _Punctuation:
             return store.lexeme(store.sequence(before, store.byte_set(bits_of(character)), after))
 
         none = store.epsilon
+        self.blank = store.lexeme(blank)  # before the first item or member
         self.comma = mark(b",", blank, blank)
         self.colon = mark(b":", blank, blank)
-        self.open_array = mark(b"[", none, blank)
+        self.open_array = mark(b"[", none, none)
         self.close_array = mark(b"]", blank, none)
-        self.open_object = mark(b"{", none, blank)
+        self.open_object = mark(b"{", none, none)
         self.close_object = mark(b"}", blank, none)
 
 
@@ -164,7 +165,7 @@ class _ArrayEmitter:
         if index < len(self._prefix):
             item = self._emitter.call(self._prefix[index])
             after = store.rule((self, index + 1), lambda: self._rule(index + 1))
-            more = store.sequence(*self._comma(index), item, after)
+            more = store.sequence(self._before(index), item, after)
             return store.alternation((more, close)) if index >= self._min else more
         assert self._rest is not None
         item = self._emitter.call(self._rest)
@@ -174,7 +175,7 @@ class _ArrayEmitter:
         if index:
             return store.sequence(store.repeat(another, max(low, 0), high), close)
         others = store.repeat(another, max(low - 1, 0), None if high is None else high - 1)
-        some = store.sequence(item, others, close)
+        some = store.sequence(self._marks.blank, item, others, close)
         return store.alternation((some, close)) if low <= 0 else some
 
     def _rule(self, index: int) -> Rule:
@@ -195,7 +196,7 @@ class _ArrayEmitter:
         store = self._store
         items: list[Term] = []
         for i in range(index, min(self._min, len(self._prefix))):
-            items += (*self._comma(i), self._emitter.call(self._prefix[i]))
+            items += (self._before(i), self._emitter.call(self._prefix[i]))
         done = max(index, len(self._prefix))
         if self._min > done:
             assert self._rest is not None
@@ -212,8 +213,8 @@ class _ArrayEmitter:
         assert key is not None
         return self._emitter.shapes.places[key].min_bytes or 0
 
-    def _comma(self, index: int) -> tuple[Term, ...]:
-        return (self._marks.comma,) if index else ()
+    def _before(self, index: int) -> Term:
+        return self._marks.comma if index else self._marks.blank
 
 
 class _Member(NamedTuple):
@@ -283,8 +284,8 @@ class _ObjectEmitter:
         if required is None and self._additional is not None:
             options.append(store.sequence(self._additional_member(), self._others()))
         more = store.alternation(options)
-        if not is_first:
-            more = store.sequence(self._marks.comma, more)
+        before = self._marks.blank if is_first else self._marks.comma
+        more = store.sequence(before, more)
         return more if required is not None else store.alternation((more, self._marks.close_object))
 
     def _rest(self, index: int) -> Term:

@@ -173,7 +173,8 @@ def _digits(value: Decimal | int) -> tuple[str, str]:
     """The digits before and after the point, without needless zeros, of a number from 0 on."""
     if isinstance(value, Decimal) and abs(value.adjusted()) > _MAX_DIGITS:
         raise GrammarTooComplex(f"a bound with more than {_MAX_DIGITS} digits")
-    whole, _, fraction = format(value, "f").partition(".")
+    text = format(value, "f") if isinstance(value, Decimal) else str(value)
+    whole, _, fraction = text.partition(".")
     if len(whole) + len(fraction) > _MAX_DIGITS:
         raise GrammarTooComplex(f"a bound with more than {_MAX_DIGITS} digits")
     return whole.lstrip("0") or "0", fraction.rstrip("0")

@@ -49,7 +49,10 @@ class Validity:
                 f"enum must be an array, got {describe(values)}",
                 pointer=self._document.child(pointer, "enum"),
             )
-        return list({identity(value): value for value in values}.values())
+        distinct: dict[object, Json] = {}
+        for value in values:
+            distinct.setdefault(identity(value), value)
+        return list(distinct.values())
 
     def bounds(self, pointer: str, schema: dict[str, Json]) -> Bounds:
         """What `minimum` and its siblings say."""
