@@ -50,10 +50,11 @@ def build_wheel(source: Path, target: Path) -> zipfile.ZipFile:
 
 def packaged_files(checkout: Path) -> set[str]:
     """Every file below the facade and the four folders, as it should be called in a wheel."""
+    facade = checkout / "palmette"
     files = {
-        f"palmette/{path.relative_to(checkout / 'palmette')}"
-        for path in (checkout / "palmette").glob("*")
-        if path.is_file()
+        f"palmette/{path.relative_to(facade)}"
+        for path in facade.rglob("*")
+        if path.is_file() and path.relative_to(facade).parts[0] not in FOLDERS
     }
     for folder in FOLDERS:
         files |= {
