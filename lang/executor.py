@@ -21,7 +21,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as in Run
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
 
@@ -60,7 +60,7 @@ class ThreadPool:
         self._size = size
         self._name = name
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as in Run
         self._num_threads = 0
         self._num_idle = 0
 

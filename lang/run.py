@@ -31,7 +31,9 @@ class Run:
         self.backend = backend
         self.defaults = defaults
         self.is_async = is_async
-        self.lock = threading.Lock()
+        # Reentrant, because a batch that is garbage-collected cancels its runs wherever the
+        # collector happens to run.
+        self.lock = threading.RLock()
         self.work = _WORK
         self.changed = Signal(self.lock)
         self.is_finished = False

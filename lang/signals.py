@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,7 +18,7 @@ class Signal:
     A check is called with the lock held; it returns None as long as there is nothing to return.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
         self._lock = lock
         self._wakers: list[Callable[[], object]] = []
 

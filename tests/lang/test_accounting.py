@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -63,8 +64,13 @@ PROGRAMS = st.recursive(
 )
 
 
-def execute(s: pm.State, steps: tuple[object, ...], texts: list[str]) -> list[pm.State]:
-    """Append `steps`, one after the other, branch after branch; all states there are in the end."""
+def execute(
+    s: pm.State, steps: tuple[object, ...], texts: list[str], *, waits: bool
+) -> list[pm.State]:
+    """Append `steps` and return all states there are in the end.
+
+    With `waits`, one after the other, branch after branch; otherwise as they come.
+    """
     states = [s]
     for step in steps:
         if isinstance(step, Constant):
@@ -79,8 +85,9 @@ def execute(s: pm.State, steps: tuple[object, ...], texts: list[str]) -> list[pm
         elif isinstance(step, Split):
             branches = s.fork(len(step.branches))
             for branch, inner in zip(branches, step.branches, strict=True):
-                states += execute(branch, inner, texts)
-        s.sync()
+                states += execute(branch, inner, texts, waits=waits)
+        if waits:
+            s.sync()
     return states
 
 
@@ -160,29 +167,51 @@ class Model:
         return (*ids, *full[best]), options[best]
 
 
+def run(steps: tuple[object, ...], tokenizer: ByteTokenizer, *, waits: bool) -> pm.State:
+    texts: list[str] = []
+
+    async def answer(prompt: str, request: Request) -> Reply:
+        number = request.sampling.seed
+        assert number is not None
+        if not waits:
+            await asyncio.sleep(0.001 * (number % 3))
+        return Reply(text=texts[number])
+
+    @pm.function
+    def program(s: pm.State) -> list[pm.State]:
+        s += "p"
+        return execute(s, steps, texts, waits=waits)
+
+    return program.run(backend=ScriptedBackend(answer, tokenizer=tokenizer))
+
+
+def model_of(steps: tuple[object, ...], tokenizer: ByteTokenizer) -> Model:
+    model = Model(tokenizer)
+    bos = tuple(tokenizer.encode([Piece("<|bos|>", special=True)]))
+    model.execute(steps, bos, [Piece("p", special=True)], "p")
+    return model
+
+
+def ends_of(state: pm.State) -> list[tuple[tuple[int, ...], str]]:
+    return sorted((each.token_ids(), each.text()) for each in state.ret_value)
+
+
 @given(steps=PROGRAMS)
 @settings(deadline=None, max_examples=200)
 def test_tokens_computed_are_those_that_are_new_and_ids_stand_for_the_text(
     steps: tuple[object, ...],
 ) -> None:
     tokenizer = ByteTokenizer(TOKENS, prefix="<|bos|>")
-    texts: list[str] = []
-
-    def answer(prompt: str, request: Request) -> Reply:
-        assert request.sampling.seed is not None
-        return Reply(text=texts[request.sampling.seed])
-
-    @pm.function
-    def program(s: pm.State) -> list[pm.State]:
-        s += "p"
-        return execute(s, steps, texts)
-
-    state = program.run(backend=ScriptedBackend(answer, tokenizer=tokenizer))
-    model = Model(tokenizer)
-    bos = tuple(tokenizer.encode([Piece("<|bos|>", special=True)]))
-    model.execute(steps, bos, [Piece("p", special=True)], "p")
-    ends = sorted((each.token_ids(), each.text()) for each in state.ret_value)
+    state, model = run(steps, tokenizer, waits=True), model_of(steps, tokenizer)
+    ends = ends_of(state)
     assert ends == sorted(model.ends)
     for ids, text in ends:
         assert tokenizer.decode(ids[1:]) == text
     assert state.usage().prefilled_tokens == model.num_computed
+
+
+@given(steps=PROGRAMS)
+@settings(deadline=None, max_examples=100)
+def test_branches_at_once_end_as_branches_one_after_the_other(steps: tuple[object, ...]) -> None:
+    tokenizer = ByteTokenizer(TOKENS, prefix="<|bos|>")
+    assert ends_of(run(steps, tokenizer, waits=False)) == sorted(model_of(steps, tokenizer).ends)
