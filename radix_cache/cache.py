@@ -210,13 +210,18 @@ class RadixCache:
 
     def _match_below(self, start: Node, key: list[int], now: int | None) -> Match:
         """What follows the end of `start`. With `now`, it counts as used then."""
-        walk = self.tree.walk(start, key, now)
+        walk = self.tree.walk(start, key)
         tail_node = walk.tail_node
         if now is not None:
-            if walk.partial_node is not None:
-                walk.partial_node.last_access = now
-            elif tail_node is not None:
-                tail_node.touch(now)
+            # The edges before these need no touch: one becomes a leaf when the last edge behind it
+            # was the oldest leaf of all, and is then rightly the next to go.
+            walk.node.last_access = now
+            if walk.num_pages == len(walk.node.page_ids):
+                walk.node.whole_access = now
+            if tail_node is not None:
+                tail_node.last_access = now
+                if tail_node.is_tail:
+                    tail_node.whole_access = now
         tail = None
         if tail_node is not None:
             tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)
@@ -304,7 +309,7 @@ class RadixCache:
         rest_page_ids = list(page_ids[num_whole:]) if tail else []
 
         now = self.next_use()
-        walk = self.tree.walk(node, new_token_ids, now)
+        walk = self.tree.walk(node, new_token_ids)
         duplicates = [
             mine
             for mine, theirs in zip(new_page_ids, walk.page_ids, strict=False)
@@ -349,13 +354,12 @@ class RadixCache:
         end = walk.node
         if walk.num_pages < len(end.page_ids):
             end = self.tree.split(end, walk.num_pages)
-            end.touch(now)
         if not missing:
             return end
         new_token_ids = token_ids[len(walk.page_ids) * self.page_size :]
         is_mine = end is lease.node("publish") and end.holds == 1
         if is_mine and end.parent is not None and not end.children:
-            self.tree.extend(end, new_token_ids, missing, now)
+            self.tree.extend(end, new_token_ids, missing)
             return end
         return self.tree.attach(end, new_token_ids, missing, now)
 
@@ -482,11 +486,11 @@ class RadixCache:
     def _goes_on_otherwise(self, match: Match) -> bool:
         """Whether the tree holds other tokens in the place where the match ends."""
         node, tail_node = match.found.node, match.found.tail_node
-        if tail_node is not None and tail_node.is_tail and match.tail is not None:
-            is_used_up = match.tail.num_tokens == len(tail_node.token_ids)
-            return not is_used_up or self.tree.is_subsumed(tail_node)
-        if node is None:
+        if node is None or not match.num_tokens:
             return False
+        if tail_node is not None and match.tail is not None:
+            # A page that goes on behind a used up tail would have been found in its place.
+            return match.tail.num_tokens < len(tail_node.token_ids)
         return node.children is not None or node.end > len(match.page_ids)
 
     # Observers

@@ -20,7 +20,7 @@ class EvictionQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Node]] = []
         self._tickets = count(1)
-        self._num_live = 0
+        self.num_live = 0  # entries of nodes in the tree
 
     def __len__(self) -> int:
         """Entries, dead ones included."""
@@ -38,8 +38,8 @@ class EvictionQueue:
         """`node` left the tree."""
         if node.ticket:
             node.ticket = 0
-            self._num_live -= 1
-            if len(self._heap) > 2 * self._num_live + 64:
+            self.num_live -= 1
+            if len(self._heap) > 2 * self.num_live + 64:
                 self._heap = [entry for entry in self._heap if entry[1] == entry[2].ticket]
                 heapq.heapify(self._heap)
 
@@ -53,7 +53,7 @@ class EvictionQueue:
             elif not node.is_evictable_leaf:
                 heapq.heappop(heap)
                 node.ticket = 0
-                self._num_live -= 1
+                self.num_live -= 1
             elif node.last_access != node.queued_at:
                 node.queued_at = node.last_access
                 node.ticket = next(self._tickets)
@@ -69,5 +69,5 @@ class EvictionQueue:
     def _push(self, node: Node) -> None:
         node.ticket = next(self._tickets)
         node.queued_at = node.last_access
-        self._num_live += 1
+        self.num_live += 1
         heapq.heappush(self._heap, (node.last_access, node.ticket, node))

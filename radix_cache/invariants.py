@@ -86,6 +86,7 @@ def _check_children(cache: RadixCache, node: Node) -> None:
     ordered = list(node.children.ordered())
     _require(set(ordered) == set(node.children.by_key), f"{node!r}: order and children differ")
     _require(all(a < b for a, b in pairwise(ordered)), f"{node!r}: children out of order")
+    _require(node.children.is_sound(), f"{node!r}: the blocks of the order are off")
     children = node.children.by_key.items()
     _require(
         node.children.num_tails == sum(child.is_tail for _, child in children),
@@ -138,4 +139,6 @@ def _check_queue(cache: RadixCache, nodes: list[Node]) -> None:
         _require(
             bool(node.ticket) or not node.is_evictable_leaf, f"{node!r} would never be evicted"
         )
+    num_live = sum(node.ticket > 0 for node in nodes)
+    _require(cache.tree.queue.num_live == num_live, f"{num_live} live entries were miscounted")
     _require(len(cache.tree.queue) <= 2 * len(nodes) + 66, "the eviction queue holds garbage")

@@ -117,6 +117,13 @@ class Children:
         for block in self._blocks:
             yield from block
 
+    def is_sound(self) -> bool:
+        """Whether the blocks are what `before` and its like rely on. For checks."""
+        sizes = [len(block) for block in self._blocks]
+        return self._lasts == [block[-1] for block in self._blocks if block] and all(
+            0 < size <= _MAX_BLOCK for size in sizes
+        )
+
 
 class Node:
     """An edge of whole pages and the point at its end; or a tail: one page that is not full.

@@ -46,15 +46,6 @@ class Walk:
     tail_index: int = 0
     num_tail_tokens: int = 0
 
-    @property
-    def partial_node(self) -> Node | None:
-        """The edge that was only matched in part: beyond a page of it the key goes another way."""
-        if self.num_pages < len(self.node.page_ids):
-            return self.node
-        if self.tail_node is not None and not self.tail_node.is_tail:
-            return self.tail_node
-        return None
-
 
 class Tree:
     """Edges of whole pages under one root per namespace. Nothing here recurses."""
@@ -81,8 +72,8 @@ class Tree:
             root = self.roots[namespace] = Node(namespace, None, 0, [], [], [], 0)
         return root
 
-    def walk(self, start: Node, key: list[int], now: int | None = None) -> Walk:
-        """Follow `key` from the end of `start`; nodes matched in full are touched with `now`."""
+    def walk(self, start: Node, key: list[int]) -> Walk:
+        """Follow `key` from the end of `start`."""
         size = self.page_size
         node = start
         children = node.children
@@ -103,8 +94,6 @@ class Tree:
             node = child
             children = node.children
             position += length
-            if now is not None:
-                node.last_access = node.whole_access = now
         return Walk(node, len(node.page_ids), page_ids)
 
     def _partial_walk(self, node: Node, key: list[int], position: int, page_ids: list[int]) -> Walk:
@@ -195,7 +184,7 @@ class Tree:
         self._drop_subsumed_by(parent, key)
         return node
 
-    def extend(self, node: Node, token_ids: list[int], page_ids: list[int], now: int) -> None:
+    def extend(self, node: Node, token_ids: list[int], page_ids: list[int]) -> None:
         """Lengthen the edge of a held leaf by whole pages."""
         assert node.holds
         assert not node.children
@@ -203,7 +192,6 @@ class Tree:
         node.chain += self._chain(node.chain_end(), token_ids)
         node.token_ids += token_ids
         node.page_ids += page_ids
-        node.touch(now)
         self._take_in(node, first)
 
     def _take_in(self, node: Node, first: int) -> None:
@@ -335,8 +323,6 @@ class Tree:
         del node.chain[first:]
         del node.token_ids[first * self.page_size :]
         if first == 0:
-            # A prefix was in use for as long as anything behind it was.
-            parent.touch(max(parent.last_access, node.last_access))
             if parent.is_evictable_leaf:
                 self.queue.offer(parent)
             self.forget_if_idle(parent)

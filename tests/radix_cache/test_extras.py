@@ -197,38 +197,92 @@ def test_the_hit_rate_counts_each_sequence_once(cache: RadixCache) -> None:
     assert stats.num_inserted_pages == 2
 
 
-def test_an_explanation_names_the_reason_for_each_token(cache: RadixCache) -> None:
-    def reasons(
-        key: list[int], namespace: Namespace | None = None
-    ) -> list[tuple[int, int, Reason]]:
-        explanation = cache.explain(key, namespace or Namespace())
-        return [(s.start, s.end, s.reason) for s in explanation.stretches]
+def reasons(
+    cache: RadixCache, key: list[int], namespace: Namespace | None = None
+) -> list[tuple[int, int, Reason]]:
+    """The stretches of an explanation, in short."""
+    explanation = cache.explain(key, namespace or Namespace())
+    return [(s.start, s.end, s.reason) for s in explanation.stretches]
 
-    assert reasons([]) == []
-    assert reasons(tokens(1, 8)) == [(0, 8, Reason.NEVER_SEEN)]
+
+def test_an_explanation_names_the_reason_for_each_token(cache: RadixCache) -> None:
+    assert reasons(cache, []) == []
+    assert reasons(cache, tokens(1, 8)) == [(0, 8, Reason.NEVER_SEEN)]
     insert(cache, tokens(1, 14))
-    assert reasons(tokens(1, 14)) == [(0, 14, Reason.CACHED)]
-    assert reasons(tokens(1, 16)) == [(0, 14, Reason.CACHED), (14, 16, Reason.NEVER_SEEN)]
-    assert reasons([*tokens(1, 6), 9, 9]) == [(0, 6, Reason.CACHED), (6, 8, Reason.DIVERGED)]
-    assert reasons([*tokens(1, 8), 99]) == [(0, 8, Reason.CACHED), (8, 9, Reason.DIVERGED)]
+    assert reasons(cache, tokens(1, 14)) == [(0, 14, Reason.CACHED)]
+    assert reasons(cache, tokens(1, 16)) == [(0, 14, Reason.CACHED), (14, 16, Reason.NEVER_SEEN)]
+    assert reasons(cache, [*tokens(1, 6), 9]) == [(0, 6, Reason.CACHED), (6, 7, Reason.DIVERGED)]
     other = Namespace(salt="other")
-    assert reasons(tokens(1, 16), other) == [
+    assert reasons(cache, tokens(1, 16), other) == [
         (0, 14, Reason.OTHER_NAMESPACE),
         (14, 16, Reason.NEVER_SEEN),
     ]
     cache.evict(3, by="request-9")
-    assert reasons(tokens(1, 16)) == [
+    assert reasons(cache, tokens(1, 16)) == [
         (0, 4, Reason.CACHED),
         (4, 14, Reason.EVICTED),
         (14, 16, Reason.NEVER_SEEN),
     ]
-    assert reasons(tokens(1, 7)) == [(0, 4, Reason.CACHED), (4, 7, Reason.NEVER_SEEN)]
     text = str(cache.explain(tokens(1, 16)))
     assert "4 of 16 tokens are cached" in text
     assert "tokens 4 to 13: evicted at" in text
     assert "by request-9" in text
     insert(cache, tokens(1, 8))
-    assert reasons(tokens(1, 14)) == [(0, 8, Reason.CACHED), (8, 14, Reason.EVICTED)]
+    assert reasons(cache, tokens(1, 14)) == [(0, 8, Reason.CACHED), (8, 14, Reason.EVICTED)]
+
+
+def test_a_divergence_is_told_within_an_edge_and_between_edges_at_a_page_border_too(
+    cache: RadixCache,
+) -> None:
+    insert(cache, tokens(1, 12))
+    diverged = [(0, 8, Reason.CACHED), (8, 9, Reason.DIVERGED)]
+    assert reasons(cache, [*tokens(1, 8), 99]) == diverged  # within an edge
+    insert(cache, [*tokens(1, 8), 50, 51, 52, 53])
+    assert reasons(cache, [*tokens(1, 8), 99]) == diverged  # where edges part
+    assert reasons(cache, [98, 99]) == [(0, 2, Reason.NEVER_SEEN)]  # shares nothing at all
+
+
+def test_what_follows_evicted_tokens_was_never_seen_whatever_stands_beside_them(
+    cache: RadixCache,
+) -> None:
+    insert(cache, tokens(1, 8))
+    insert(cache, [*tokens(1, 4), 50, 51, 52, 53])
+    cache.match([*tokens(1, 4), 50, 51, 52, 53])
+    cache.evict(1)
+    assert reasons(cache, tokens(1, 9)) == [
+        (0, 4, Reason.CACHED),
+        (4, 8, Reason.EVICTED),
+        (8, 9, Reason.NEVER_SEEN),
+    ]
+
+
+def test_an_evicted_tail_does_not_explain_tokens_that_another_page_has(cache: RadixCache) -> None:
+    insert(cache, tokens(1, 5))
+    cache.evict(1)
+    insert(cache, [*tokens(1, 6), 60, 61])
+    assert reasons(cache, [*tokens(1, 6), 99]) == [
+        (0, 6, Reason.CACHED),
+        (6, 7, Reason.DIVERGED),
+    ]
+
+
+def test_a_tail_that_a_page_took_the_place_of_was_not_evicted(cache: RadixCache) -> None:
+    recorder = Recorder()
+    cache.add_observer(recorder)
+    insert(cache, tokens(1, 6))
+    cache.evict(0, by="somebody")
+    insert(cache, tokens(1, 8))
+    assert len(cache.history) == 0
+    (event,) = [e for e in recorder.events if isinstance(e, PagesEvicted)]
+    assert (event.removal, event.by, event.token_ids) == (Removal.SUBSUMED, None, (5, 6))
+
+
+def test_pages_that_came_back_are_not_remembered_as_evicted(cache: RadixCache) -> None:
+    insert(cache, tokens(1, 12))
+    cache.flush()
+    assert len(cache.history) == 3
+    insert(cache, tokens(1, 12))
+    assert len(cache.history) == 0
 
 
 def test_a_divergence_within_a_longer_tail_is_told_from_its_end(cache: RadixCache) -> None:

@@ -124,6 +124,21 @@ def test_a_match_whose_tokens_are_in_another_page_now_cannot_be_leased(cache: Ra
         cache.lease(match)
 
 
+@pytest.mark.parametrize("stored", [tokens(1, 6), tokens(1, 8)])
+def test_a_match_whose_tail_alone_was_evicted_cannot_be_leased(
+    cache: RadixCache, stored: list[int]
+) -> None:
+    holder = run(cache, tokens(1, 4))
+    insert(cache, stored)
+    match = cache.match([*tokens(1, 6), 99])
+    assert match.num_tokens == 6
+    assert cache.evict(1) == 1
+    with pytest.raises(StaleMatch):
+        cache.lease(match)
+    holder.release()
+    invariants.check(cache, owned=[])
+
+
 def test_a_match_can_be_leased_after_splits_and_after_evictions_elsewhere(
     cache: RadixCache,
 ) -> None:

@@ -103,3 +103,14 @@ def test_a_match_that_ends_within_an_edge_counts_as_a_use_and_a_peek_does_not() 
         look(cache, [1] * 4)
         cache.evict(2)
         assert cache.peek([survivor] * 8).num_tokens == 8
+
+
+def test_a_match_that_ends_in_a_partial_tail_counts_as_its_use() -> None:
+    cache = RadixCache(num_pages=16, page_size=4)
+    for first in (10, 20):
+        own = cache.allocate(2)
+        assert own is not None
+        cache.insert([first, 1, 2, 3, 4, 5], own)
+    cache.match([10, 1, 2, 3, 4])
+    cache.evict(2)
+    assert cache.peek([10, 1, 2, 3, 4, 5]).num_tokens == 6

@@ -175,6 +175,21 @@ def test_a_page_that_is_not_owned_is_refused_and_nothing_changes(
         invariants.check(cache, owned=own[:2])
 
 
+def test_a_duplicate_that_is_not_owned_is_refused_too(cache: RadixCache) -> None:
+    insert(cache, tokens(1, 8))
+    own = allocate(cache, 2)
+    lease = cache.match_and_lease([])
+    for wrong in (
+        [own[0], own[0]],
+        [15, own[1]],
+        list(reversed(cache.match(tokens(1, 8)).page_ids)),
+    ):
+        with pytest.raises(PageNotOwned):
+            lease.publish(tokens(1, 8), wrong)
+        invariants.check(cache, owned=own)
+    assert lease.publish(tokens(1, 8), own).num_folded == 2
+
+
 def test_inserting_takes_pages_of_a_matched_prefix_in_their_place(cache: RadixCache) -> None:
     first = insert(cache, tokens(1, 8)).page_ids
     own = allocate(cache, 1)
