@@ -148,7 +148,8 @@ class RadixCache:
         """Hold what was matched. An empty match is fine: its lease can publish.
 
         `counted=False` keeps it out of the hit rate: a sequence that resumes is no new lookup.
-        Raises StaleMatch if some of the pages were evicted since.
+        Raises StaleMatch if some of the pages were evicted since, ValueError if another cache made
+        the match.
         """
         found = self._current(match)
         root = self.tree.root(match.namespace)
@@ -158,8 +159,9 @@ class RadixCache:
             self.tree.hold(tail_node)
         if counted:
             self._count_hit(match, len(found.key))
+        lease = Lease(self, node, match.page_ids, tail_node, match.tail)
         self.deliver_events()
-        return Lease(self, node, match.page_ids, tail_node, match.tail)
+        return lease
 
     def match_and_lease(
         self,
@@ -205,7 +207,7 @@ class RadixCache:
     def _match(self, key: list[int], namespace: Namespace, now: int | None) -> Match:
         root = self.tree.roots.get(namespace)
         if root is None:
-            return Match(namespace, 0, (), None, Found(key, None, 0, None, 0, 0))
+            return Match(namespace, 0, (), None, Found(self, key, None, 0, None, 0, 0))
         return self._match_below(root, key, now)
 
     def _match_below(self, start: Node, key: list[int], now: int | None) -> Match:
@@ -226,6 +228,7 @@ class RadixCache:
         if tail_node is not None:
             tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)
         found = Found(
+            self,
             key,
             walk.node,
             walk.node.version,
@@ -255,6 +258,8 @@ class RadixCache:
     def _current(self, match: Match) -> Found:
         """Where the match's pages are now. Raises StaleMatch if they are not all there."""
         found = match.found
+        if found.cache is not self:
+            raise ValueError("the match is one of another cache")
         if found.is_current:
             return found
         again = self._match(found.key[: match.num_tokens], match.namespace, None)
@@ -490,7 +495,7 @@ class RadixCache:
             return False
         if tail_node is not None and match.tail is not None:
             # A page that goes on behind a used up tail would have been found in its place.
-            return match.tail.num_tokens < len(tail_node.token_ids)
+            return match.tail.num_tokens < len(tail_node.first_page)
         return node.children is not None or node.end > len(match.page_ids)
 
     # Observers
@@ -547,7 +552,7 @@ class RadixCache:
                     namespace=node.namespace,
                     num_tokens_before=(node.start + first) * self.page_size,
                     parent_page_id=parent_page_id,
-                    token_ids=tuple(node.token_ids[first * self.page_size :]),
+                    token_ids=node.token_ids_from(first, self.page_size),
                     page_ids=tuple(node.page_ids[first:]),
                 )
             )
@@ -571,7 +576,7 @@ class RadixCache:
                 PagesEvicted(
                     namespace=node.namespace,
                     num_tokens_before=(node.start + first) * self.page_size,
-                    token_ids=tuple(node.token_ids[first * self.page_size :]),
+                    token_ids=node.token_ids_from(first, self.page_size),
                     page_ids=tuple(node.page_ids[first:]),
                     removal=removal,
                     by=self._departure.by if removal is not Removal.SUBSUMED else None,

@@ -52,7 +52,10 @@ class History:
 
 
 class Reason(Enum):
-    """Why tokens of a key are cached, or are not."""
+    """Why tokens of a key are cached, or are not.
+
+    That a prompt ends within a page is no reason: matching is exact to the token.
+    """
 
     CACHED = "cached"
     EVICTED = "evicted"  # they were cached; `departure` says when and why they left

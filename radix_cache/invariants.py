@@ -20,7 +20,7 @@ def check(cache: RadixCache, owned: Iterable[int] | None = None) -> None:
     _check_ledger(cache, nodes, owned)
     for node in nodes:
         _check_shape(cache, node)
-        _check_children(cache, node)
+        _check_children(node)
         _check_holds(node)
     _check_counts(cache, nodes)
     _check_queue(cache, nodes)
@@ -69,17 +69,23 @@ def _check_shape(cache: RadixCache, node: Node) -> None:
     _require(node.whole_access <= node.last_access, f"{node!r}: its end was used after all of it")
     if node.is_tail:
         _require(len(node.page_ids) == 1, f"{node!r} is a tail of more than one page")
-        _require(0 < len(node.token_ids) < size, f"{node!r} is a tail of a whole page or nothing")
+        _require(
+            0 < len(node.first_page) < size and not node.rest,
+            f"{node!r} is a tail of a whole page or nothing",
+        )
         _require(not node.children, f"{node!r} is a tail and has children")
         _require(
             node.holds > 0 or not cache.tree.is_subsumed(node), f"{node!r} is useless and was kept"
         )
     else:
         _require(bool(node.page_ids), f"{node!r} has no pages")
-        _require(len(node.token_ids) == size * len(node.page_ids), f"{node!r} is not whole pages")
+        _require(
+            len(node.first_page) == size and len(node.rest) == size * (len(node.page_ids) - 1),
+            f"{node!r} is not whole pages",
+        )
 
 
-def _check_children(cache: RadixCache, node: Node) -> None:
+def _check_children(node: Node) -> None:
     if node.children is None:
         return
     _require(bool(node.children.by_key), f"{node!r} keeps an empty index of children")
@@ -94,7 +100,7 @@ def _check_children(cache: RadixCache, node: Node) -> None:
     )
     for key, child in children:
         _require(child.parent is node, f"{child!r} does not know its parent {node!r}")
-        _require(child.key(cache.page_size) == key, f"{child!r} is under another key")
+        _require(child.first_page == key, f"{child!r} is under another key")
 
 
 def _check_holds(node: Node) -> None:

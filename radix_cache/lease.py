@@ -26,6 +26,7 @@ class Tail:
 class Found:
     """Where in the tree a match was found, so that a lease need not look again."""
 
+    cache: RadixCache
     key: list[int]
     node: Node | None  # the edge that the last whole page lies on; None: the namespace is empty
     version: int

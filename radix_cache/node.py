@@ -137,6 +137,7 @@ class Node:
     __slots__ = (
         "chain",
         "children",
+        "first_page",
         "holds",
         "is_tail",
         "last_access",
@@ -145,9 +146,9 @@ class Node:
         "parent",
         "pins",
         "queued_at",
+        "rest",
         "start",
         "ticket",
-        "token_ids",
         "version",
         "whole_access",
     )
@@ -157,7 +158,8 @@ class Node:
         namespace: Namespace,
         parent: Node | None,
         start: int,
-        token_ids: list[int],
+        first_page: PageKey,
+        rest: list[int],
         page_ids: list[int],
         chain: list[int],
         last_access: int,
@@ -167,7 +169,10 @@ class Node:
         self.namespace = namespace
         self.parent = parent
         self.start = start  # in pages
-        self.token_ids = token_ids  # lists, so that a growing edge costs only what is new
+        # The tokens in two parts: what the parent knows the edge by, which a look-up has compared
+        # already, and the others. Lists, so that a growing edge costs only what is new.
+        self.first_page = first_page
+        self.rest = rest
         self.page_ids = page_ids
         self.chain = chain  # chain[i] names the whole prefix up to and including page i
         self.children: Children | None = None  # None where there are none
@@ -202,9 +207,11 @@ class Node:
             and self.parent is not None
         )
 
-    def key(self, page_size: int) -> PageKey:
-        """What the parent knows this edge by."""
-        return tuple(self.token_ids[:page_size])
+    def token_ids_from(self, page: int, page_size: int) -> tuple[int, ...]:
+        """The tokens of the pages from the edge's own number `page` on."""
+        if page:
+            return tuple(self.rest[(page - 1) * page_size :])
+        return (*self.first_page, *self.rest)
 
     def chain_end(self) -> int:
         """The name of the whole prefix that ends with this node."""

@@ -60,7 +60,6 @@ class Tree:
         self.num_evictable_pages = 0
         self.num_pinned_pages = 0
         self.num_holds = 0  # of leases and pins, on nodes
-        self.num_splits = 0
         self._watcher = watcher
 
     # Looking
@@ -69,7 +68,7 @@ class Tree:
         """The root of `namespace`, made if there is none. Hold it, or call `forget_if_idle`."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(namespace, None, 0, [], [], [], 0)
+            root = self.roots[namespace] = Node(namespace, None, 0, (), [], [], [], 0)
         return root
 
     def walk(self, start: Node, key: list[int]) -> Walk:
@@ -86,20 +85,20 @@ class Tree:
                 walk = Walk(node, len(node.page_ids), page_ids)
                 self._find_tail(walk, children, first_page)
                 return walk
-            edge = child.token_ids
-            length = len(edge)
-            if length > size and key[position : position + length] != edge:
-                return self._partial_walk(child, key, position, page_ids)
+            position += size
+            rest = child.rest
+            end = position + len(rest)
+            if rest and key[position:end] != rest:
+                return self._partial_walk(child, key[position:end], page_ids)
             page_ids += child.page_ids
             node = child
             children = node.children
-            position += length
+            position = end
         return Walk(node, len(node.page_ids), page_ids)
 
-    def _partial_walk(self, node: Node, key: list[int], position: int, page_ids: list[int]) -> Walk:
-        """The key leaves within the edge of `node`, after its first page."""
-        rest = key[position : position + len(node.token_ids)]
-        shared = _common_prefix_length(rest, node.token_ids)
+    def _partial_walk(self, node: Node, rest: list[int], page_ids: list[int]) -> Walk:
+        """The key has the first page of `node`, and then `rest`, which is not that of the edge."""
+        shared = self.page_size + _common_prefix_length(rest, node.rest)
         num_pages, num_tail_tokens = divmod(shared, self.page_size)
         page_ids += node.page_ids[:num_pages]
         walk = Walk(node, num_pages, page_ids)
@@ -126,22 +125,24 @@ class Tree:
         The lower part stays the same object, so that leases that end at it still do. What used
         only a part of the edge is taken to have used the upper one.
         """
-        size = self.page_size
         parent = node.parent
         assert parent is not None
         assert parent.children is not None
         assert 0 < num_pages < len(node.page_ids)
-        cut = num_pages * size
+        cut = (num_pages - 1) * self.page_size
+        end_of_page = cut + self.page_size
         upper = Node(
             node.namespace,
             parent,
             node.start,
-            node.token_ids[:cut],
+            node.first_page,
+            node.rest[:cut],
             node.page_ids[:num_pages],
             node.chain[:num_pages],
             node.last_access,
         )
-        del node.token_ids[:cut]
+        node.first_page = tuple(node.rest[cut:end_of_page])
+        del node.rest[:end_of_page]
         del node.page_ids[:num_pages]
         del node.chain[:num_pages]
         node.start += num_pages
@@ -149,10 +150,9 @@ class Tree:
         upper.holds = 1 if node.holds else 0
         upper.pins = 1 if node.pins else 0
         upper.children = Children()
-        upper.children.add(node.key(size), node)
-        parent.children.replace(upper.key(size), upper)
+        upper.children.add(node.first_page, node)
+        parent.children.replace(upper.first_page, upper)
         self.num_nodes += 1
-        self.num_splits += 1
         node.touch(node.whole_access)
         if node.is_evictable_leaf:
             self.queue.offer(node)
@@ -168,20 +168,20 @@ class Tree:
             parent.namespace,
             parent,
             parent.end,
-            token_ids,
+            tuple(token_ids[:size]),
+            token_ids[size:],
             page_ids,
             self._chain(parent.chain_end(), token_ids),
             now,
             is_tail=len(token_ids) < size,
         )
-        key = node.key(size)
         if parent.children is None:
             parent.children = Children()
-        parent.children.add(key, node)
+        parent.children.add(node.first_page, node)
         self.num_nodes += 1
         self.num_evictable_pages += len(page_ids)
         self._take_in(node, 0)
-        self._drop_subsumed_by(parent, key)
+        self._drop_subsumed_by(parent, node.first_page)
         return node
 
     def extend(self, node: Node, token_ids: list[int], page_ids: list[int]) -> None:
@@ -190,7 +190,7 @@ class Tree:
         assert not node.children
         first = len(node.page_ids)
         node.chain += self._chain(node.chain_end(), token_ids)
-        node.token_ids += token_ids
+        node.rest += token_ids
         node.page_ids += page_ids
         self._take_in(node, first)
 
@@ -307,7 +307,7 @@ class Tree:
         first = len(node.page_ids) - num_pages
         self._watcher.pages_leaving(node, first, removal)
         if first == 0:
-            parent.children.remove(node.key(self.page_size))
+            parent.children.remove(node.first_page)
             if not parent.children.by_key:
                 parent.children = None
             node.version = -1
@@ -321,7 +321,7 @@ class Tree:
         self.num_evictable_pages -= num_pages
         del node.page_ids[first:]
         del node.chain[first:]
-        del node.token_ids[first * self.page_size :]
+        del node.rest[max(first - 1, 0) * self.page_size :]
         if first == 0:
             if parent.is_evictable_leaf:
                 self.queue.offer(parent)
@@ -338,7 +338,7 @@ class Tree:
         parent = tail.parent
         assert parent is not None
         assert parent.children is not None
-        tokens = tuple(tail.token_ids)
+        tokens = tail.first_page
         # What begins with these tokens stands directly behind them in the order.
         following = parent.children.after(tokens)
         return following is not None and following[: len(tokens)] == tokens

@@ -164,6 +164,14 @@ def test_a_match_of_nothing_can_be_leased_whenever(cache: RadixCache) -> None:
     invariants.check(cache, owned=[])
 
 
+def test_a_match_of_another_cache_is_refused(cache: RadixCache) -> None:
+    other = RadixCache(num_pages=16, page_size=4)
+    insert(other, tokens(1, 8))
+    for key in (tokens(1, 8), [9]):
+        with pytest.raises(ValueError, match="the match is one of another cache"):
+            cache.lease(other.match(key))
+
+
 def test_a_copy_of_a_lease_is_released_on_its_own(cache: RadixCache) -> None:
     insert(cache, tokens(1, 6))
     lease = cache.match_and_lease(tokens(1, 6))
