@@ -96,6 +96,10 @@ class SharedMasks:
         self._bodies: OrderedDict[bytes, Body] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def num_bodies(self) -> int:
+        return len(self._bodies)
+
     def get(self, digest: bytes) -> Body | None:
         with self._lock:
             body = self._bodies.get(digest)
