@@ -177,6 +177,7 @@ class Branch:
                 self._current = None
                 self.num_done += 1
                 self.changed.notify()
+                self.text_changed.notify()  # readers of text wait for the end of it, too
         self.fail(self.failure)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -73,13 +73,16 @@ def log_likelihoods(
     continuations: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]
 ) -> list[float]:
     """For each option log P(its tokens, and no longer option | prompt)."""
-    after: dict[tuple[int, ...], dict[int, float]] = {}
+    # For each option that begins others, the probabilities of the tokens that lead into those.
+    after: dict[tuple[int, ...], dict[int, float]] = {ids: {} for ids in continuations}
+    lengths = {len(ids) for ids in continuations}
     for ids, values in zip(continuations, logprobs, strict=True):
-        for depth in range(1, len(ids)):
-            after.setdefault(ids[:depth], {})[ids[depth]] = values[depth]
+        for depth in lengths:
+            if depth < len(ids) and ids[:depth] in after:
+                after[ids[:depth]][ids[depth]] = values[depth]
     totals = []
     for ids, values in zip(continuations, logprobs, strict=True):
-        going_on = math.fsum(math.exp(value) for value in after.get(ids, {}).values())
+        going_on = math.fsum(math.exp(value) for value in after[ids].values())
         totals.append(math.fsum(values) + _log(max(0.0, 1.0 - going_on)))
     return totals
 
@@ -99,23 +102,14 @@ def mean_logprobs(logprobs: Sequence[Sequence[float]]) -> list[float]:
     return [math.fsum(values) / len(values) for values in logprobs]
 
 
-def greedy_walk(
-    continuations: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]
-) -> int:
+def greedy_walk(logprobs: Sequence[Sequence[float]]) -> int:
     """The option left after keeping, token by token, those whose token is the likeliest."""
-    means = mean_logprobs(logprobs)
-    remaining = list(range(len(continuations)))
-    for depth in range(max(map(len, continuations))):
-
-        def at(option: int, depth: int = depth) -> float:
-            values = logprobs[option]
-            return values[depth] if depth < len(values) else means[option]
-
-        best = max(map(at, remaining))
-        remaining = [option for option in remaining if at(option) == best]
-        if len(remaining) == 1:
-            break
-    return remaining[0]
+    length = max(map(len, logprobs))
+    extended = [
+        [*values, *[mean] * (length - len(values))]
+        for values, mean in zip(logprobs, mean_logprobs(logprobs), strict=True)
+    ]
+    return max(range(len(extended)), key=lambda option: (extended[option], -option))
 
 
 def normalized_by_unconditional(

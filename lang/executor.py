@@ -59,10 +59,8 @@ class ThreadPool:
     def __init__(self, size: int, name: str) -> None:
         self._size = size
         self._name = name
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.RLock()  # as in Run
-        self._num_threads = 0
-        self._num_idle = 0
+        self._start_empty()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` on a thread of the pool, in the caller's context."""
@@ -78,6 +76,8 @@ class ThreadPool:
                 future.set_exception(error)
 
         with self._lock:
+            if self._pid != os.getpid():  # a forked process has none of the threads
+                self._start_empty()
             self._work.put(work)
             if self._num_idle:
                 self._num_idle -= 1
@@ -93,6 +93,12 @@ class ThreadPool:
         with self._lock:
             for _ in range(self._num_threads):
                 self._work.put(None)
+
+    def _start_empty(self) -> None:
+        self._pid = os.getpid()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._num_threads = 0
+        self._num_idle = 0
 
     def _serve(self) -> None:
         while True:

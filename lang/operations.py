@@ -252,7 +252,7 @@ class Choose(Operation):
             return best_of(scores), scores
         if select.method is ChoicesMethod.GREEDY_TOKEN_SELECTION:
             scores = [values[0] for values in result.logprobs]
-            return greedy_walk(encoded.continuations, result.logprobs), scores
+            return greedy_walk(result.logprobs), scores
         if select.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
             unconditional = await self._unconditional(branch, encoded.continuations)
             scores = normalized_by_unconditional(result.logprobs, unconditional)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -118,6 +119,25 @@ def test_inside_a_program_iterating_ends_with_what_was_appended_so_far() -> None
 
     program.run(backend=ScriptedBackend("12"))
     assert seen == [["A", "1", "2"], ["1", "2"], ["A12", "B", "1", "2"]]
+
+
+def test_an_iterator_ends_however_late_the_last_operation_is_over() -> None:
+    # The last operation adds no text, so that only its end can wake the reader.
+    @pm.function
+    def program(s: pm.State) -> list[str]:
+        s += "A" + pm.gen("x")
+        s += ""
+        s += pm.user("") + "" + ""
+        return list(s.text_iter())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(50):
+            chunks = program.run(backend=ScriptedBackend("1", delay=0.001)).ret_value
+            assert chunks[:2] == ["A", "1"]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_variable_that_never_comes_is_reported_when_the_program_has_ended() -> None:
