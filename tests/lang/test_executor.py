@@ -102,6 +102,7 @@ def test_a_signal_wakes_threads_and_loops() -> None:
 def test_a_forked_process_runs_programs_of_its_own() -> None:
     program = """
 import os, sys
+import palmette as pm
 
 @pm.function
 def program(s):
@@ -113,7 +114,7 @@ def both(answer):
 
 print(both("1"), flush=True)
 child = os.fork()
-print(both("2"), flush=True)
+os.write(1, (both("2") + "\\n").encode())
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
