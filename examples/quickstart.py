@@ -28,21 +28,9 @@ class Record(BaseModel):
 
 TEAMS = ["billing", "network", "accounts"]
 SOLVED = [
-    (
-        "I never set a password.",
-        "accounts",
-        Record(subject="No password", priority="normal", days=3),
-    ),
-    (
-        "You charged my card twice.",
-        "billing",
-        Record(subject="Card charged twice", priority="high", days=1),
-    ),
-    (
-        "No line since the storm.",
-        "network",
-        Record(subject="Line is dead", priority="high", days=1),
-    ),
+    ("I have no password.", "accounts", '{"subject":"No password","priority":"normal","days":3}'),
+    ("You charged me twice.", "billing", '{"subject":"Charged twice","priority":"high","days":1}'),
+    ("The line is dead.", "network", '{"subject":"Line is dead","priority":"high","days":1}'),
 ]
 OPENINGS = ["The customer wants", "The cause may be", "Next, we should"]
 
@@ -51,14 +39,13 @@ OPENINGS = ["The customer wants", "The cause may be", "Next, we should"]
 def triage(s: pm.State, ticket: str) -> None:
     s += pm.system("You sort support tickets.")
     for solved, team, record in SOLVED:
-        s += pm.user(solved) + pm.assistant(f"Team: {team}\nRecord: {record.model_dump_json()}")
+        s += pm.user(solved) + pm.assistant(f"Team: {team}\nRecord: {record}")
     s += pm.user(ticket)
     s += pm.assistant_begin()
     s += "Team: " + pm.select("team", TEAMS)
     s += "\nRecord: " + pm.gen("record", json_schema=Record, max_tokens=60)
     branches = s.fork(3)
-    for branch, opening in zip(branches, OPENINGS, strict=True):
-        branch += f"\n{opening}" + pm.gen("note", max_tokens=30, stop=["\n", "."])
+    branches += [f"\n{opening}" + pm.gen("note", max_tokens=24, stop=".") for opening in OPENINGS]
     branches.join()
     s += pm.assistant_end()
 
@@ -71,15 +58,15 @@ def run(backend: pm.Engine, ticket: str) -> pm.State:
     print(f"Team:    {state['team']} ", *(f"{team} {odds[team]:.0%}" for team in TEAMS))
     print(f"Record:  {state['record']!r}")
     for opening, note in zip(OPENINGS, state["note"], strict=True):
-        print(f"Note:    {opening}{note}.")
-    print_figures(state, "team", "record", "note")
+        print(f"Note:    {opening}{note}")
+    print_figures(state)
     return state
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
-    parser.add_argument("--ticket", default="The internet drops every evening at eight.")
+    parser.add_argument("--ticket", default="My invoice is wrong.")
     args = parser.parse_args(argv)
     with pm.Engine(args.model) as engine:
         run(engine, args.ticket)

@@ -1,0 +1,1 @@
+"""Every example, and every block of the README, on the real small model."""

@@ -1,0 +1,89 @@
+"""examples/quickstart.py"""
+
+from __future__ import annotations
+
+import pytest
+
+import palmette as pm
+from tests.end_to_end.recording import PrefixTree
+from tests.examples.conftest import LoadExample
+
+
+@pytest.mark.parametrize(
+    ("ticket", "team"),
+    [
+        ("My invoice is wrong.", "billing"),
+        ("I forgot my password and cannot sign in.", "accounts"),
+        ("The internet drops every evening at eight.", "network"),
+    ],
+)
+def test_a_ticket_gets_its_team_a_valid_record_and_three_notes(
+    engine: pm.Engine, load_example: LoadExample, ticket: str, team: str
+) -> None:
+    example = load_example("quickstart")
+    state = example.run(engine, ticket)
+    assert state["team"] == team
+    odds = state.meta("team")["probabilities"]
+    assert odds[team] == max(odds.values())
+    assert sum(odds.values()) == pytest.approx(1.0)
+    assert isinstance(state["record"], example.Record)
+    assert len(state["note"]) == 3
+    assert all(note.strip() for note in state["note"])
+
+
+def test_the_table_has_a_row_for_each_primitive_whose_sum_is_what_the_engine_counted(
+    engine: pm.Engine, load_example: LoadExample, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = engine.stats()
+    state = load_example("quickstart").run(engine, "My invoice is wrong.")
+    did = engine.stats().since(before)
+    rows = {
+        cells[0]: [int(cell) for cell in cells[1:] if cell]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│")
+        for cells in [[cell.strip() for cell in line.strip("│").split("│")]]
+    }
+    assert list(rows) == ["team", "record", "note[0]", "note[1]", "note[2]", "all"]
+    primitives = [rows[name] for name in rows if name != "all"]
+    assert rows["all"] == [sum(column) for column in list(zip(*primitives, strict=True))[:4]]
+    assert rows["all"][1:] == [did.cached_tokens, did.forced_tokens, did.decoded_tokens]
+    assert rows["team"][1] == 0  # nothing was cached before
+    assert rows["record"][1] == rows["team"][0]  # and all of it afterwards
+
+    # The notes share what comes before them, and the beginnings of their openings.
+    openings = PrefixTree()
+    num_new = sum(
+        openings.add(engine.tokenizer.encode(f"\n{opening}"))
+        for opening in ("The customer wants", "The cause may be", "Next, we should")
+    )
+    prefilled = sum(rows[f"note[{index}]"][0] for index in range(3))
+    # The record's last token was sampled and not fed; its forced tail, if any, neither.
+    assert prefilled - num_new in (1, 1 + rows["record"][2])
+    assert state.usage().recomputed_tokens == 0
+
+
+def test_it_runs_as_a_command(
+    engine: pm.Engine,
+    load_example: LoadExample,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = load_example("quickstart")
+    asked_for = []
+
+    class Shared:
+        """An engine that stays open when the example closes it."""
+
+        def __enter__(self) -> pm.Engine:
+            return engine
+
+        def __exit__(self, *_: object) -> None: ...
+
+    def open_engine(model: str) -> Shared:
+        asked_for.append(model)
+        return Shared()
+
+    monkeypatch.setattr(pm, "Engine", open_engine)
+    example.main([])
+    assert asked_for == ["smollm2-135m"]
+    assert "Ticket:  My invoice is wrong." in capsys.readouterr().out
