@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
@@ -116,7 +116,7 @@ async def _chunks(service: Service, job: Job) -> Chunks:
 
 
 @contextlib.asynccontextmanager
-async def _running(service: Service, job: Job) -> Any:
+async def _running(service: Service, job: Job) -> AsyncIterator[Events]:
     """The events of a job, counted among those in progress and closed at the end."""
     if service.num_requests >= service.limits.max_requests:
         raise ApiError(

@@ -60,7 +60,12 @@ def create_app(
         model_name=model_name or backend.model_name,
         limits=limits or ServerLimits(),
     )
-    app = FastAPI(title="Palmette", description="The OpenAI API over a Palmette engine.")
+    app = FastAPI(
+        title="Palmette",
+        description="The OpenAI API over a Palmette engine.",
+        docs_url=None,  # the page would load scripts from elsewhere
+        redoc_url=None,
+    )
     app.state.service = service
     _Routes(service).add_to(app)
     app.add_exception_handler(HTTPException, _http_error)
@@ -196,7 +201,7 @@ class _Routes:
 
     async def _read(self, http: HttpRequest, model: type[Body]) -> Body:
         """The body, checked. Raises ApiError or ValidationError."""
-        raw = await _read_body(http, self._service.limits.max_body_bytes)
+        raw = await _read_body(http, self._service.limits)
         if len(raw) < _LONG_BODY:
             return model.model_validate_json(raw)
         return await asyncio.to_thread(model.model_validate_json, raw)
@@ -239,8 +244,9 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     return response
 
 
-async def _read_body(http: HttpRequest, limit: int) -> bytes:
-    """The whole body, of at most `limit` bytes. Raises ApiError."""
+async def _read_body(http: HttpRequest, limits: ServerLimits) -> bytes:
+    """The whole body, if it is within the limits. Raises ApiError or ClientGone."""
+    limit = limits.max_body_bytes
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser asks before it sends this type to another site, and not before it sends plain text.
     if kind != "application/json":
@@ -251,7 +257,10 @@ async def _read_body(http: HttpRequest, limit: int) -> bytes:
         raise too_large
     body = bytearray()
     while True:
-        message = await http.receive()
+        try:
+            message = await asyncio.wait_for(http.receive(), limits.body_seconds)
+        except asyncio.TimeoutError:
+            raise ApiError(408, "the rest of the body did not come") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         body += message.get("body", b"")

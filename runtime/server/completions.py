@@ -23,7 +23,7 @@ from palmette.runtime.server.sampling import (
     wants_usage,
 )
 from palmette.runtime.server.schemas import CompletionRequest
-from palmette.runtime.server.service import Service
+from palmette.runtime.server.service import Service, off_loop
 
 # What the API takes where max_tokens is absent.
 DEFAULT_MAX_TOKENS = 16
@@ -120,7 +120,7 @@ async def _echo(
     is_spelled = isinstance(given, str) and given.startswith(tokenizer.decode(prefix))
     num_hidden = 0 if is_spelled or not isinstance(given, str) else len(prefix)
     shown = prompt[num_hidden:]
-    text = tokenizer.decode(shown)
+    text = await off_loop(lambda: tokenizer.decode(shown), len(shown))
     if body.logprobs is None:
         return Echo(text, shown)
     first = num_hidden + 1

@@ -15,6 +15,7 @@ class ServerLimits:
     """
 
     max_body_bytes: int = 8 << 20
+    body_seconds: float = 60.0  # between two parts of a body that comes in parts
     max_choices: int = 256
     max_requests: int = 1024
     max_stop_strings: int = 64

@@ -33,6 +33,11 @@ DEFAULT_GRACE = 5.0
 Say = Callable[[str], None]
 
 
+def say_aloud(line: str) -> None:
+    """Print a line so that whoever waits for it in a pipe gets it."""
+    print(line, flush=True)
+
+
 def serve(
     model: str | Path,
     *,
@@ -44,7 +49,7 @@ def serve(
     limits: ServerLimits | None = None,
     grace: float = DEFAULT_GRACE,
     access_log: bool = False,
-    say: Say = print,
+    say: Say = say_aloud,
     **options: Unpack[EngineOptions],
 ) -> None:
     """Load a model and answer requests until SIGINT or SIGTERM.
@@ -58,10 +63,11 @@ def serve(
 
     with bind(host, port) as listener:
         say(f"Loading {model} ...")
+        started = time.monotonic()
         with AsyncEngine(model, **options) as engine:
             say(
-                f"Loaded {engine.model_name} ({engine.dtype_name}, context of "
-                f"{engine.max_context} tokens)"
+                f"Loaded {engine.model_name} in {time.monotonic() - started:.1f} s: "
+                f"{engine.dtype_name}, {engine.max_context} tokens of context"
             )
             serve_backend(
                 engine,
@@ -86,7 +92,7 @@ def serve_backend(
     limits: ServerLimits | None = None,
     grace: float = DEFAULT_GRACE,
     access_log: bool = False,
-    say: Say = print,
+    say: Say = say_aloud,
 ) -> None:
     """Answer requests from a bound socket until SIGINT or SIGTERM.
 

@@ -74,12 +74,12 @@ class Service:
     def check_token_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raises InvalidRequest if one of the ids is no token."""
         vocab_size = self.backend.tokenizer.vocab_size
-        for token_id in token_ids:
-            if token_id >= vocab_size:
-                raise InvalidRequest(
-                    f"{param} names token {token_id}, the vocabulary has {vocab_size} tokens",
-                    param=param,
-                )
+        highest = max(token_ids, default=0)
+        if highest >= vocab_size:
+            raise InvalidRequest(
+                f"{param} names token {highest}, the vocabulary has {vocab_size} tokens",
+                param=param,
+            )
 
     def room_after(self, prompt: Sequence[int]) -> int:
         """How many tokens may follow a prompt. Raises PromptTooLong if none."""

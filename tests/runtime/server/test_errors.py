@@ -293,6 +293,21 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
         assert response.status_code == 413
 
 
+async def test_a_body_whose_rest_does_not_come_is_given_up() -> None:
+    import asyncio
+
+    async with client(ScriptedBackend(), limits=ServerLimits(body_seconds=0.05)) as http:
+
+        async def stalled() -> Any:
+            yield b'{"prompt"'
+            await asyncio.sleep(30)
+
+        headers = {"content-type": "application/json"}
+        response = await http.post(COMPLETIONS, content=stalled(), headers=headers)
+        assert response.status_code == 408
+        error_of(response)
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
 async def test_only_json_is_read(kind: str | None) -> None:
     async with client(ScriptedBackend()) as http:

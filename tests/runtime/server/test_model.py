@@ -116,13 +116,13 @@ def test_equal_seeds_give_equal_texts_alone_and_in_a_batch(url: str) -> None:
     ]
     for path, prompt in prompts:
         jobs = [
-            (path, {**prompt, "seed": seed, "temperature": 1, "max_tokens": 8})
+            (path, {**prompt, "seed": seed, "temperature": 1, "max_tokens": 5})
             for seed in (0, 0, 1, 2)
         ]
         alone = [text(good(url, job_path, **body)) for job_path, body in jobs]
         assert alone[0] == alone[1]
         assert len(set(alone)) >= 2
-        assert together(url, jobs * 2) == alone * 2
+        assert together(url, jobs) == alone
 
 
 def text(body: dict[str, Any]) -> str:
