@@ -36,10 +36,9 @@ class RadixCache:
     """Token prefixes in pages of `page_size` tokens, matched exactly to the token.
 
     Uses are ordered as they come; `clock` tells when evictions happened, by default in numbers of
-    uses. At most `max_pinned_pages` (half
-    of the pool by default, so that pins never stop the rest) are pinned at a time. The last
-    `num_remembered` evicted pages are remembered for `explain` (about 200 bytes each). One thread
-    at a time.
+    uses. At most `max_pinned_pages` are pinned at a time: half of the pool by default, so that
+    pins never stop the rest. The last `num_remembered` evicted pages are remembered for `explain`,
+    at about 200 bytes each. Not for several threads at a time.
     """
 
     def __init__(
@@ -363,7 +362,7 @@ class RadixCache:
             return end
         new_token_ids = token_ids[len(walk.page_ids) * self.page_size :]
         is_mine = end is lease.node("publish") and end.holds == 1
-        if is_mine and end.parent is not None and not end.children:
+        if is_mine and end.parent is not None and end.children is None:
             self.tree.extend(end, new_token_ids, missing)
             return end
         return self.tree.attach(end, new_token_ids, missing, now)
@@ -424,7 +423,11 @@ class RadixCache:
     def explain(
         self, token_ids: Sequence[int], namespace: Namespace = _DEFAULT_NAMESPACE
     ) -> Explanation:
-        """How many of the tokens are cached, and why the others are not. Touches nothing."""
+        """How many of the tokens are cached, and why the others are not. Touches nothing.
+
+        It may name another namespace, its salt included: for operators, not for tenants. At most
+        256 other namespaces are looked at.
+        """
         key = list(token_ids)
         match = self._match(key, namespace, None)
         stretches = [Stretch(start=0, end=match.num_tokens, reason=Reason.CACHED)]

@@ -62,7 +62,7 @@ def _check_shape(cache: RadixCache, node: Node) -> None:
     if node.parent is None:
         _require(not node.page_ids, "a root has pages")
         _require(cache.tree.roots.get(node.namespace) is node, "a root is not under its namespace")
-        _require(bool(node.children) or node.holds > 0, "an idle root was kept")
+        _require(node.children is not None or node.holds > 0, "an idle root was kept")
         return
     _require(node.start == node.parent.end, f"{node!r} does not start where its parent ends")
     _require(node.namespace == node.parent.namespace, f"{node!r} is in another namespace")
@@ -73,7 +73,7 @@ def _check_shape(cache: RadixCache, node: Node) -> None:
             0 < len(node.first_page) < size and not node.rest,
             f"{node!r} is a tail of a whole page or nothing",
         )
-        _require(not node.children, f"{node!r} is a tail and has children")
+        _require(node.children is None, f"{node!r} is a tail and has children")
         _require(
             node.holds > 0 or not cache.tree.is_subsumed(node), f"{node!r} is useless and was kept"
         )
@@ -104,7 +104,7 @@ def _check_children(node: Node) -> None:
 
 
 def _check_holds(node: Node) -> None:
-    children = list(node.children.by_key.values()) if node.children else []
+    children = list(node.children.by_key.values()) if node.children is not None else []
     num_held = sum(child.holds > 0 for child in children)
     num_pinned = sum(child.pins > 0 for child in children)
     _require(node.holds >= num_held, f"{node!r} has {num_held} held children")

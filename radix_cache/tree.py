@@ -187,7 +187,7 @@ class Tree:
     def extend(self, node: Node, token_ids: list[int], page_ids: list[int]) -> None:
         """Lengthen the edge of a held leaf by whole pages."""
         assert node.holds
-        assert not node.children
+        assert node.children is None
         first = len(node.page_ids)
         node.chain += self._chain(node.chain_end(), token_ids)
         node.rest += token_ids
@@ -329,7 +329,8 @@ class Tree:
 
     def forget_if_idle(self, node: Node) -> None:
         """Drop a root below which there is nothing and which nobody holds."""
-        if node.parent is None and node.version >= 0 and not node.children and not node.holds:
+        is_idle = node.children is None and not node.holds
+        if is_idle and node.parent is None and node.is_attached:
             node.version = -1
             del self.roots[node.namespace]
 
