@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from palmette.errors import EngineStopped, InvalidRequest
 from palmette.lang.backends.scripted import ByteTokenizer, ScriptedBackend
 from palmette.runtime.metrics import EngineStats
 from palmette.runtime.server import create_app
+from palmette.runtime.server.schemas import ChatRequest, CompletionRequest, Message
 from tests.runtime.server.harness import CHAT, COMPLETIONS, HI, client, error_of
 
 
@@ -158,3 +161,9 @@ async def test_the_api_description_names_every_field_of_a_request() -> None:
     content = paths[CHAT]["post"]["requestBody"]["content"]["application/json"]
     assert {"messages", "temperature", "response_format"} <= set(content["schema"]["properties"])
     assert "$ref" not in str(paths)
+
+
+def test_every_field_of_a_request_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+    fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *Message.model_fields}
+    assert [name for name in fields if f"`{name}`" not in page] == []
