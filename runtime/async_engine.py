@@ -208,11 +208,12 @@ class AsyncEngine:
         atexit.unregister(self._at_exit)
 
     async def _compile(self, request: Request) -> CompiledGrammar | None:
-        if request.constraint is None:
+        constraint = request.constraint
+        if constraint is None:
             return None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._compilers, lambda: self._engine.constraints.compile(request.constraint)
+            self._compilers, lambda: self._engine.constraints.compile(constraint)
         )
 
     def _post(self, command: _Command) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from typing_extensions import Unpack
@@ -134,7 +134,7 @@ class Engine:
             model_config.max_context, config.model.max_context or model_config.max_context
         )
         self.stop_token_ids = tokenizer.stop_token_ids | frozenset(model_config.stop_token_ids)
-        self.default_sampling = SamplingParams(**model_config.generation_defaults)
+        self.default_sampling = SamplingParams(**dict[str, Any](model_config.generation_defaults))
         page_size = config.cache.page_size
         bytes_per_page = KVPool.bytes_per_page(model_config, page_size, loaded.dtype)
         num_pages = config.cache.resolve(bytes_per_page, self.max_context)

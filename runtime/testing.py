@@ -67,7 +67,6 @@ def history_engine(
     *,
     tokenizer: EngineTokenizer | None = None,
     vocab_rows: int | None = None,
-    max_context: int = 4096,
     **options: Unpack[EngineOptions],
 ) -> tuple[Engine, HistoryModel]:
     """An engine over a `HistoryModel`, and that model."""
@@ -85,10 +84,9 @@ def history_engine(
         head_dim=1,
         rms_norm_eps=1e-5,
         rope=RopeConfig(),
-        max_context=max_context,
+        max_context=4096,
         tie_word_embeddings=True,
     )
-    options.setdefault("num_pages", 256)
     loaded = LoadedModel(
         model=cast(LlamaModel, model),
         config=config,
@@ -97,7 +95,7 @@ def history_engine(
         path=Path("history"),
         num_weight_bytes=0,
     )
-    return Engine.assemble("history", loaded, tokenizer, EngineConfig.of(options)), model
+    return Engine.assemble("history", loaded, tokenizer, _config(options)), model
 
 
 def script(text: str, *, then: int | None = 258) -> Logits:
@@ -155,7 +153,8 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
 
 def tiny_engine(*, seed: int = 0, **options: Unpack[EngineOptions]) -> Engine:
     """An engine over `tiny_model(seed=seed)`."""
-    options.setdefault("num_pages", 256)
-    return Engine.assemble(
-        "tiny", tiny_model(seed=seed), ByteTokenizer(), EngineConfig.of(options)
-    )
+    return Engine.assemble("tiny", tiny_model(seed=seed), ByteTokenizer(), _config(options))
+
+
+def _config(options: EngineOptions) -> EngineConfig:
+    return EngineConfig.of({"num_pages": 256, **options})

@@ -36,7 +36,7 @@ PLAIN = [
     "SELECT name FROM",
     "The three primary colours are",
     "Q: What is 7 times 8?\nA:",
-    "{\"name\": \"",
+    '{"name": "',
     "To be, or not to be, that is the",
 ]
 QUESTIONS = [
@@ -164,7 +164,8 @@ def assert_agrees(
         allowed = logits.index_fill(1, torch.tensor(reference.stop_token_ids), -torch.inf)
         best = allowed.topk(2, dim=-1)
         for step, token_id in enumerate(output):
-            ours = recorder.logits[(*prompt, *output[:step])]
+            before = (*prompt, *output[:step])
+            ours = recorder.logits[before]
             assert float((ours - logits[step]).abs().max()) < MAX_LOGIT_ERROR
             if token_id == int(best.indices[step, 0]):
                 continue

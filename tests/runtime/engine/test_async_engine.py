@@ -147,9 +147,7 @@ async def test_a_fault_of_ours_ends_what_runs_with_an_error_and_no_more() -> Non
         assert isinstance(events[-1].error, EngineError)
         assert "a bug" in str(events[-1].error)
         with pytest.raises(EngineError, match="a bug"):
-            await engine.score(
-                ScoreRequest(request_id="s", token_ids=(1,), continuations=((65,),))
-            )
+            await engine.score(ScoreRequest(request_id="s", token_ids=(1,), continuations=((65,),)))
         broken = False
         assert await text_of(engine, request("b", max_tokens=3)) == "AAA"
         engine.flush_cache()

@@ -520,9 +520,7 @@ def test_the_same_ids_whatever_the_batch_chunks_cache_and_preemption(
     requests, expected = mixed_requests(18), expected_ids
     longest = max(len(r.token_ids) for r in requests) + 24
     pages = 4096 // page_size if num_pages == "large" else -(-longest // page_size) + 2
-    engine = tiny_engine(
-        page_size=page_size, max_batch_tokens=max_batch_tokens, num_pages=pages
-    )
+    engine = tiny_engine(page_size=page_size, max_batch_tokens=max_batch_tokens, num_pages=pages)
     cold = outputs_of(engine, requests, together=True)
     assert cold == expected
     if num_pages == "tight":
