@@ -30,10 +30,10 @@ class _ReferencePlan:
         for s, length in enumerate(batch.context_lengths):
             rows = slice(batch.query_starts[s], batch.query_starts[s + 1])
             num_pages = -(-length // kv.page_size)
-            index = kv.index(batch.page_tables[s][:num_pages])
+            reader = kv.reader(batch.page_tables[s][:num_pages])
             keys, values = (
                 heads[:, :length].float().repeat_interleave(group, dim=0)
-                for heads in kv.read(layer, index)
+                for heads in reader.read(layer)
             )  # [num_heads, length, head_dim] each
             scores = torch.einsum("qhd,hkd->hqk", queries[rows].float(), keys)
             is_seen = torch.arange(length, device=kv.device)[None, :] <= batch.positions[rows, None]

@@ -16,7 +16,7 @@ from palmette.runtime.attention.buckets import (
 )
 from palmette.runtime.attention.sharing import SharedPrefix, find_shared_prefixes
 from palmette.runtime.forward_batch import ForwardBatch
-from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.kv.pool import KVPool, PageReader
 
 Rows = torch.Tensor | slice
 
@@ -116,6 +116,8 @@ class _Call(Protocol):
 class _PaddedCall:
     """`num_sequences` sequences, each with `num_queries` rows over `length` keys, in one product.
 
+    The keys are whole pages: a product over a part of them would first copy it in bfloat16.
+
     `taken` are the rows to read [num_sequences * num_queries]; a shorter sequence repeats its last
     row, and `kept` picks what is not such a repetition: `rows`. The mask is additive.
     """
@@ -126,7 +128,7 @@ class _PaddedCall:
     num_sequences: int
     num_queries: int
     length: int
-    index: torch.Tensor | slice
+    pages: PageReader
     mask: torch.Tensor | None  # [num_sequences, num_queries * group, length]
 
     def run(
@@ -135,10 +137,8 @@ class _PaddedCall:
         num_heads, head_dim = queries.shape[1:]
         k, s, q = kv.num_kv_heads, self.num_sequences, self.num_queries
         group = num_heads // k
-        tokens = kv.read(layer, self.index)
-        if s > 1:
-            tokens = tokens.view(2, k * s, -1, head_dim)
-        keys, values = tokens[:, :, : self.length]  # [k * s, length, D]
+        tokens = self.pages.read(layer)
+        keys, values = tokens.view(2, k * s, -1, head_dim) if s > 1 else tokens
         heads = _get(queries, self.taken).view(s, q, k, group, head_dim)
         heads = heads.permute(2, 0, 1, 3, 4).reshape(k * s, q * group, head_dim)
         scores = torch.bmm(heads, keys.transpose(1, 2))
@@ -167,7 +167,7 @@ class _BlockedCall:
     rows: Rows
     block_rows: int
     length: int
-    index: torch.Tensor | slice
+    pages: PageReader
     diagonal: torch.Tensor | None  # [block_rows * group, block_rows], additive
 
     def run(
@@ -175,7 +175,7 @@ class _BlockedCall:
     ) -> torch.Tensor:
         num_heads, head_dim = queries.shape[1:]
         k, group = kv.num_kv_heads, num_heads // kv.num_kv_heads
-        keys, values = kv.read(layer, self.index)[:, :, : self.length]  # [k, length, D]
+        keys, values = self.pages.read(layer)[:, :, : self.length]  # [k, length, D]
         keys = keys.transpose(1, 2)
         heads = _get(queries, self.rows)
         num_rows = heads.shape[0]
@@ -228,9 +228,10 @@ def _padded_call(
     skipped: list[int],
     group: int,
 ) -> _PaddedCall:
-    members, q, length = bucket.members, bucket.num_queries, bucket.length
+    members, q = bucket.members, bucket.num_queries
     starts, device, s = batch.query_starts, kv.device, len(bucket.members)
-    num_pages = -(-length // kv.page_size)
+    num_pages = -(-bucket.length // kv.page_size)
+    length = num_pages * kv.page_size
     page_ids: list[int] = []
     for member in members:
         first = skipped[member]
@@ -272,7 +273,7 @@ def _padded_call(
         num_sequences=s,
         num_queries=q,
         length=length,
-        index=kv.index(page_ids, may_view=s == 1),
+        pages=kv.reader(page_ids, may_view=s == 1 and _may_view(kv)),
         mask=mask,
     )
 
@@ -290,7 +291,10 @@ def _long_call(
         rows=slice(None) if end - start == batch.num_tokens else slice(start, end),
         block_rows=block_rows,
         length=length,
-        index=kv.index(batch.page_tables[member][first : first - (-length // kv.page_size)]),
+        pages=kv.reader(
+            batch.page_tables[member][first : first - (-length // kv.page_size)],
+            may_view=_may_view(kv),
+        ),
         diagonal=diagonal.repeat_interleave(group, dim=0),
     )
 
@@ -310,9 +314,14 @@ def _prefix_call(
         rows=rows,
         block_rows=_block_rows(length, group * kv.num_kv_heads),
         length=length,
-        index=kv.index(batch.page_tables[members[0]][: prefix.num_pages]),
+        pages=kv.reader(batch.page_tables[members[0]][: prefix.num_pages], may_view=_may_view(kv)),
         diagonal=None,
     )
+
+
+def _may_view(kv: KVPool) -> bool:
+    """Whether products read pages in place. In bfloat16 they would copy them, and badly."""
+    return kv.dtype == torch.float32
 
 
 def _block_rows(length: int, num_heads: int) -> int:

@@ -31,7 +31,7 @@ def fill(kv: KVPool) -> None:
 
 
 def content_of(kv: KVPool, layer: int) -> list[float]:
-    pages = [kv.read(layer, kv.index([page])) for page in range(kv.num_pages)]
+    pages = [kv.reader([page]).read(layer) for page in range(kv.num_pages)]
     assert all(bool((page == page.flatten()[0]).all()) for page in pages)
     return [float(page.flatten()[0]) for page in pages]
 
@@ -41,21 +41,19 @@ def test_keys_and_values_come_back_head_by_head_in_the_order_of_the_pages() -> N
     tokens = torch.randn(2, 4, 4)  # two tokens of two key heads and two value heads
     kv.write(1, torch.tensor([6 * 3 + 2, 1 * 3 + 0]), tokens)
     for may_view in (True, False):
-        read = kv.read(1, kv.index([6, 1], may_view=may_view))
+        read = kv.reader([6, 1], may_view=may_view).read(1)
         assert read.shape == (2, 2, 6, 4)
         assert torch.equal(read[0, :, 2], tokens[0, :2])
         assert torch.equal(read[1, :, 2], tokens[0, 2:])
         assert torch.equal(read[1, :, 3], tokens[1, 2:])
-    assert not kv.read(0, kv.index([6, 1])).any()
+    assert not kv.reader([6, 1]).read(0).any()
 
 
 def test_pages_in_a_row_are_read_in_place() -> None:
     kv = pool()
     fill(kv)
-    viewed, copied = (
-        kv.read(1, kv.index([2, 3, 4])),
-        kv.read(1, kv.index([2, 3, 4], may_view=False)),
-    )
+    viewed = kv.reader([2, 3, 4], may_view=True).read(1)
+    copied = kv.reader([2, 3, 4]).read(1)
     assert torch.equal(viewed, copied)
     kv.write(1, torch.tensor([9]), torch.ones(1, 4, 4))
     assert not torch.equal(viewed, copied)

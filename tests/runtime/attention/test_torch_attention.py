@@ -26,9 +26,7 @@ def test_any_batch_gives_what_the_definition_gives(case: Case) -> None:
 
 def test_the_definition_weighs_values_by_the_softmax_of_scores() -> None:
     case = make_case([(0, 2, [5])], num_heads=1, num_kv_heads=1)
-    keys, values = (
-        case.kv.read(0, case.kv.index([5]))[which, 0, :2].double() for which in range(2)
-    )
+    keys, values = (case.kv.reader([5]).read(0)[which, 0, :2].double() for which in range(2))
     query = case.queries[:, 0].double()
     weights = (query[1] @ keys.T).exp()
     expected = torch.stack([values[0], (weights / weights.sum()) @ values])
