@@ -221,8 +221,6 @@ class RadixCache:
                 walk.node.whole_access = now
             if tail_node is not None:
                 tail_node.last_access = now
-                if tail_node.is_tail:
-                    tail_node.whole_access = now
         tail = None
         if tail_node is not None:
             tail = Tail(tail_node.page_ids[walk.tail_index], walk.num_tail_tokens)

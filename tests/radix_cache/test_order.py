@@ -114,3 +114,18 @@ def test_a_match_that_ends_in_a_partial_tail_counts_as_its_use() -> None:
     cache.match([10, 1, 2, 3, 4])
     cache.evict(2)
     assert cache.peek([10, 1, 2, 3, 4, 5]).num_tokens == 6
+
+
+def test_a_match_of_a_whole_edge_counts_as_the_use_of_its_end_through_a_later_split() -> None:
+    cache = RadixCache(num_pages=16, page_size=4)
+    for token in (1, 2):
+        own = cache.allocate(2)
+        assert own is not None
+        cache.insert([token] * 8, own)
+    cache.match([1] * 8)
+    own = cache.allocate(2)
+    assert own is not None
+    cache.insert([1, 1, 1, 1, 9, 9, 9, 9], own)
+    cache.evict(2)
+    assert cache.peek([1] * 8).num_tokens == 8
+    assert cache.peek([2] * 8).num_tokens == 0
