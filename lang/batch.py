@@ -12,6 +12,7 @@ from typing import Any
 
 from palmette.lang.call import Call
 from palmette.lang.executor import ThreadPool
+from palmette.lang.signals import INTERRUPT_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def run_plan(plan: Plan, *, in_order: bool = False) -> Iterator[tuple[int, Any]]
                     future.add_done_callback(_reporter(ended, num_started))
                     num_started += 1
                     del call, future
-                index, error = ended.get()
+                index, error = _next(ended)
                 advance()
                 ready[index] = _result(running.pop(index), error, plan)
                 while ready if not in_order else num_yielded in ready:
@@ -108,6 +109,12 @@ def _result(call: Call, error: BaseException | None, plan: Plan) -> Any:
     if plan.returns_errors and isinstance(error, Exception):
         return error
     raise error
+
+
+def _next(ended: queue.SimpleQueue[tuple[int, BaseException | None]]) -> Any:
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=INTERRUPT_SECONDS)
 
 
 def _reporter(

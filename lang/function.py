@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, Literal, overload
 
 from palmette.errors import ProgramError, UnsupportedFeature
@@ -15,6 +16,7 @@ from palmette.lang.call import Call
 from palmette.lang.executor import LoopThread, ThreadPool
 from palmette.lang.options import OPTION_NAMES, sampling_overrides
 from palmette.lang.run import Run
+from palmette.lang.signals import INTERRUPT_SECONDS
 from palmette.lang.state import State
 from palmette.protocol import TokenBackend
 
@@ -99,6 +101,8 @@ class Function:
                 )
             future = _PROGRAMS.spawn(call.run_async())
             try:
+                while not futures.wait([future], timeout=INTERRUPT_SECONDS).done:
+                    pass
                 future.result()
             except BaseException:
                 call.cancel()

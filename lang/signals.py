@@ -11,6 +11,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# A signal that arrives just before a thread blocks does not wake it. So nothing blocks for longer
+# than this at a time, and a Ctrl-C is noticed after this long at the latest.
+INTERRUPT_SECONDS = 0.5
+
 
 class Signal:
     """Wakes whoever waits whenever `notify` is called, which must be with `lock` held.
@@ -42,7 +46,8 @@ class Signal:
                     return found
                 changed = threading.Event()
                 self._wakers.append(changed.set)
-            changed.wait()
+            while not changed.wait(INTERRUPT_SECONDS):
+                pass
 
     async def wait_async(self, check: Callable[[], T | None]) -> T:
         """As `wait`, but let the running event loop go on meanwhile."""

@@ -64,10 +64,6 @@ class Slot:
         return slot
 
     @property
-    def is_list(self) -> bool:
-        return self.parts is not None
-
-    @property
     def text(self) -> str:
         """What was generated, so far."""
         return "".join(self.chunks)

@@ -152,7 +152,10 @@ def test_branches_append_the_same_one_each_or_by_index() -> None:
         branches[0] += "d"
         with pytest.raises(ValueError, match="3 items for 2 branches"):
             branches += ["x"] * 3
+        with pytest.raises(TypeError, match="cannot be replaced"):
+            branches[0] = s
         assert len(branches) == 2
+        assert branches[1:] == [branches[1]]
         return [branch.text() for branch in branches]
 
     assert run(ScriptedBackend(), body).ret_value == ["a<|eos|>b0d", "a<|eos|>c1"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +19,14 @@ from palmette.errors import (
     VariableNotSet,
 )
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
-from palmette.protocol import Constraint, Piece, SamplingParams
+from palmette.protocol import (
+    Constraint,
+    FinishReason,
+    Piece,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
 
 
 def run(backend: ScriptedBackend, body: object, **options: object) -> pm.State:
@@ -485,6 +492,34 @@ def test_a_program_that_has_ended_can_only_be_read() -> None:
         state += "b"
     with pytest.raises(ProgramError, match="has ended"):
         state.fork()
+
+
+def test_a_primitive_needs_no_name() -> None:
+    def body(s: pm.State) -> None:
+        s += "p" + pm.gen() + pm.select(choices=["a", "b"]) + pm.gen("x")
+
+    state = run(ScriptedBackend("-"), body)
+    assert state.text() == "p-a-"
+    assert state.names() == ["x"]
+
+
+def test_a_backend_that_breaks_its_promises_is_an_error_not_a_hang() -> None:
+    class Silent(ScriptedBackend):
+        async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+            yield TokenEvent(request_id=request.request_id, token_ids=(65,), text="A")
+
+    class Aborting(ScriptedBackend):
+        async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+            yield TokenEvent(request_id=request.request_id, finish_reason=FinishReason.ABORT)
+
+    def body(s: pm.State) -> None:
+        s += "p" + pm.gen("x")
+
+    with pytest.raises(pm.PrimitiveFailed, match="without saying why"):
+        run(Silent(), body)
+    with pytest.raises(pm.PrimitiveFailed, match="was aborted") as info:
+        run(Aborting(), body)
+    assert isinstance(info.value.__cause__, pm.RequestAborted)
 
 
 def test_the_default_backend_is_used_where_none_is_given() -> None:

@@ -60,6 +60,24 @@ def test_only_special_pieces_hold_control_tokens() -> None:
     assert tokenizer.decode(ids) == "<|eos|><|eos|>"
 
 
+def test_what_is_no_token_or_no_reply_is_refused() -> None:
+    tokenizer = ByteTokenizer(["ab"])
+    assert tokenizer.single_id("<|eos|>") == tokenizer.control_id("<|eos|>")
+    with pytest.raises(ValueError, match="'abc' is not one token"):
+        tokenizer.single_id("abc")
+    with pytest.raises(ValueError, match="one of text, pieces and token_ids"):
+        Reply(text="a", token_ids=(1,))
+
+
+async def test_a_reply_can_be_token_ids_some_of_them_forced() -> None:
+    backend = ScriptedBackend(Reply(token_ids=(104, 105), num_forced=1))
+    events = await events_of(backend, request(backend))
+    assert text_of(events) == "hi"
+    usage = events[-1].usage
+    assert usage is not None
+    assert (usage.completion_tokens, usage.decoded_tokens, usage.forced_tokens) == (3, 2, 1)
+
+
 async def test_a_stop_string_is_cut_from_text_and_tokens() -> None:
     backend = ScriptedBackend("a,b\nc,d")
     events = await events_of(backend, request(backend, stop=("\n",)))

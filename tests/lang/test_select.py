@@ -216,6 +216,12 @@ def test_the_unconditional_rule_takes_off_what_is_likely_anyway() -> None:
     assert state.meta("x")["scores"]["New Ulm"] == pytest.approx(expected)
 
 
+def test_an_impossible_option_is_never_the_best_by_any_rule() -> None:
+    for method in pm.ChoicesMethod:
+        backend = ScriptedBackend(probabilities={"p": {"a": 0.5}, "pa": {"b": 0.5}, "zb": {}})
+        assert run(backend, "p", ["zb", "ab"], choices_method=method)["x"] == "ab"
+
+
 def test_one_option_is_taken_without_asking_the_model() -> None:
     backend = ScriptedBackend()
     state = run(backend, "p", ["only"])
