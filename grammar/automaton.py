@@ -14,6 +14,8 @@ from palmette.grammar.token_trie import IntArray, TokenTrie
 
 DEAD = 0
 
+_BYTES_PER_TERM = 600  # with its derivatives; measured on ordinary schemas
+
 
 class Automaton:
     """States are numbered terms; `rows[state, byte]` is the next state, `DEAD` for none.
@@ -43,6 +45,11 @@ class Automaton:
     @property
     def num_states(self) -> int:
         return len(self._terms)
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory the table and the terms behind it take."""
+        return int(self.rows.nbytes) + len(self.store) * _BYTES_PER_TERM
 
     def trim(self) -> bool:
         """Drop everything if half of a limit is in use; the rest is room for one operation."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from palmette.grammar.automaton import Automaton
@@ -42,7 +43,7 @@ class CompiledGrammar:
         self.limits = limits
         self.notes = notes
         self.start = start
-        self.lock = threading.RLock()
+        self._lock = threading.Lock()
         self.automaton = Automaton(store, limits)
         self.masks = MaskBuilder(vocabulary, self.automaton, shared, limits)
         self.planner = Planner(vocabulary, self.automaton, rules)
@@ -61,7 +62,7 @@ class CompiledGrammar:
         An upper bound of the least possible number. Raises GrammarTooComplex if the vocabulary
         cannot spell the shortest text.
         """
-        with self.lock:
+        with self:
             if self._shortest_length is None:
                 plan = self.planner.plan(self.start)
                 length = self.planner.num_tokens(self.start) if plan is None else len(plan)
@@ -70,8 +71,29 @@ class CompiledGrammar:
                 self._shortest_length = int(length)
             return self._shortest_length
 
-    def make_room(self) -> None:
-        """Drop states and masks if a limit is near. Call before an operation, never within one."""
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory its tables take now."""
+        return self.automaton.num_bytes + self.masks.num_bytes
+
+    def __enter__(self) -> CompiledGrammar:
+        """Begin one operation: alone, on the clock, and with room for it.
+
+        States that were numbered before may be others now.
+        """
+        self._lock.acquire()
         if self.automaton.trim():
             self.masks.clear()
             self.planner.clear()
+        self.automaton.store.start_clock(self.limits.mask_seconds)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+        if isinstance(error, RecursionError):
+            raise GrammarTooComplex("the grammar is nested too deeply") from error

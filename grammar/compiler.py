@@ -65,10 +65,7 @@ class GrammarCompiler:
 
     def _json_schema(self, source: str, whitespace: Whitespace) -> CompiledGrammar:
         store = self._store()
-        try:
-            emitted = emit(Document.read(source), store, self.limits, whitespace)
-        except RecursionError as error:
-            raise GrammarTooComplex("the schema is nested too deeply") from error
+        emitted = emit(Document.read(source), store, whitespace)
         return CompiledGrammar(
             self.vocabulary,
             store,
@@ -81,8 +78,7 @@ class GrammarCompiler:
 
     def _regex(self, pattern: str) -> CompiledGrammar:
         store = self._store()
-        node = parse_regex(pattern, max_nesting=self.limits.max_nesting)
-        term = full_match(node, Utf8(store))
+        term = full_match(parse_regex(pattern, self.limits), Utf8(store))
         if store.is_empty(term):
             raise UnsatisfiableGrammar("no text matches the pattern")
         return CompiledGrammar(
@@ -119,9 +115,14 @@ class GrammarCompiler:
             if found is not None:
                 self._compiled.move_to_end(key)
                 return found
-        compiled = compile_it()
+        try:
+            compiled = compile_it()
+        except RecursionError as error:
+            raise GrammarTooComplex("the grammar is nested too deeply") from error
         with self._lock:
             compiled = self._compiled.setdefault(key, compiled)
-            while len(self._compiled) > self.limits.max_grammars:
-                self._compiled.popitem(last=False)
+            num_bytes = sum(each.num_bytes for each in self._compiled.values())
+            while num_bytes > self.limits.compiled_cache_bytes and len(self._compiled) > 1:
+                _, oldest = self._compiled.popitem(last=False)
+                num_bytes -= oldest.num_bytes
         return compiled

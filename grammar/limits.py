@@ -12,9 +12,9 @@ class Limits:
     Lowering them refuses more grammars; raising them lets one grammar take more of the machine.
     """
 
-    # Wall-clock for one compile. Ordinary schemas take milliseconds.
+    # Processor time for one compile. Ordinary schemas take milliseconds.
     compile_seconds: float = 1.5
-    # Wall-clock for one mask that is not cached. An ordinary one takes about a millisecond.
+    # Processor time for one mask that is not cached. Ordinary ones take about a millisecond.
     mask_seconds: float = 1.0
     # Determinised states kept per grammar, 1 KiB each. Past it the table is dropped and rebuilt
     # from where the matchers stand, so long outputs cost time, not memory.
@@ -25,14 +25,17 @@ class Limits:
     max_alternatives: int = 20_000
     # Characters of a pattern or a schema.
     max_source: int = 8_000_000
+    # Characters of one pattern.
+    max_pattern: int = 100_000
     # Groups inside groups of a pattern. Bounds recursion.
     max_nesting: int = 100
     # Finished masks per grammar, in bytes. A 49k vocabulary takes 6 KiB per dense mask.
     mask_cache_bytes: int = 32 * 2**20
     # Masks of string and number bodies, shared by all grammars of one compiler, in bytes.
     shared_cache_bytes: int = 64 * 2**20
-    # Compiled grammars remembered by one compiler.
-    max_grammars: int = 256
+    # Compiled grammars remembered by one compiler, in bytes of all their tables; an ordinary one
+    # takes about a megabyte. A forgotten grammar lives on as long as a matcher uses it.
+    compiled_cache_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         for each in fields(self):

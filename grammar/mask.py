@@ -147,6 +147,10 @@ class MaskBuilder:
             self._num_bytes -= oldest.tokens.num_bytes
         return mask
 
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
     def clear(self) -> None:
         """Forget every mask."""
         self._masks.clear()

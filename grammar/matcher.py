@@ -48,8 +48,7 @@ class Matcher:
         if not here.term.nullable:
             return False
         grammar = self._grammar
-        with grammar.lock:
-            self._begin()
+        with grammar:
             automaton = grammar.automaton
             return not automaton.has_moves(automaton.state_of(here.term))
 
@@ -72,8 +71,7 @@ class Matcher:
         if here.has_stopped:
             row[:] = False
             return
-        with grammar.lock:
-            self._begin()
+        with grammar:
             mask = grammar.masks.mask_of(here.term)
             if budget is not None and budget - 1 < grammar.planner.worst_after(mask):
                 self._fill_within(row, mask, budget)
@@ -117,8 +115,7 @@ class Matcher:
         text = grammar.vocabulary.token_bytes[token_id]
         if not text:
             return False
-        with grammar.lock:
-            self._begin()
+        with grammar:
             after = self._after(here.term, text)
         if after is None:
             return False
@@ -149,8 +146,7 @@ class Matcher:
         if here.has_stopped:
             return forced
         term: Term | None = here.term
-        with grammar.lock:
-            self._begin()
+        with grammar:
             while term is not None and not term.nullable and len(forced) < _at_most(limit):
                 only = grammar.masks.mask_of(term).tokens.only
                 if only is None:
@@ -158,10 +154,6 @@ class Matcher:
                 forced.append(only)
                 term = self._after(term, grammar.vocabulary.token_bytes[only])
         return forced
-
-    def _begin(self) -> None:
-        self._grammar.make_room()
-        self._grammar.automaton.store.start_clock(self._grammar.limits.mask_seconds)
 
     def _after(self, term: Term, text: bytes) -> Term | None:
         automaton = self._grammar.automaton

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
+from heapq import heappop, heappush
 from itertools import count
 
 from palmette.grammar.errors import GrammarTooComplex
@@ -115,7 +116,9 @@ class Term:
     __slots__ = (
         "bits",
         "depth",
+        "detour_length",
         "digest",
+        "floor",
         "form",
         "high",
         "is_regular",
@@ -158,6 +161,7 @@ class Term:
         self.serial = next(_serials)
         self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
         self.is_regular: bool = kind != Kind.CALL and all(i.is_regular for i in items)
+        self.floor = self._lower_bound()
         # Memos of the store.
         self.form: Form | None = None
         self.parts: Form | None = None
@@ -165,6 +169,23 @@ class Term:
         self.digest: bytes | None = None
         self.shortest: bytes | None = None
         self.shortest_length: int | None = None
+        self.detour_length: int | None = None
+
+    def _lower_bound(self) -> int:
+        """A number of bytes that no string is shorter than, cheaply had."""
+        if self.nullable:
+            return 0
+        if self.kind == Kind.SEQUENCE:
+            return self.items[0].floor + self.items[1].floor
+        if self.kind == Kind.ALTERNATION:
+            return min(item.floor for item in self.items)
+        if self.kind == Kind.REPEAT:
+            return self.low * self.items[0].floor
+        if self.kind == Kind.BOTH:
+            return max(item.floor for item in self.items)
+        if self.kind == Kind.LEXEME:
+            return self.items[0].floor
+        return 0 if self.kind == Kind.EMPTY else 1
 
     def __repr__(self) -> str:
         return f"<{self.kind.name.lower()} {self.serial}>"
@@ -228,9 +249,12 @@ class TermStore:
     # Time
 
     def start_clock(self, seconds: float) -> None:
-        """Give what follows `seconds`; past them, `GrammarTooComplex`."""
+        """Give what follows in this thread `seconds`; past them, `GrammarTooComplex`.
+
+        Processor time, so that a busy machine refuses no grammar that an idle one takes.
+        """
         self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.thread_time() + seconds
 
     def stop_clock(self) -> None:
         self._deadline = None
@@ -240,7 +264,7 @@ class TermStore:
         self._work += work
         if self._work >= 256:
             self._work = 0
-            if self._deadline is not None and time.monotonic() > self._deadline:
+            if self._deadline is not None and time.thread_time() > self._deadline:
                 raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
 
     # Making terms
@@ -597,10 +621,11 @@ class TermStore:
         return self._search_empty(term)
 
     def _search_empty(self, term: Term) -> bool:
+        """Best-first over the derivatives, towards those that may end soonest."""
         reached_from: dict[Term, Term | None] = {term: None}
-        queue = deque([term])
+        queue = [(term.floor, 0, term)]
         while queue:
-            here = queue.popleft()
+            _, _, here = heappop(queue)
             self.spend()
             if here.nullable or not here.is_searched or here.known_empty is False:
                 step: Term | None = here
@@ -609,28 +634,83 @@ class TermStore:
                     step = reached_from[step]
                 return False
             for _, after in self.form(here):
-                if after not in reached_from and after.known_empty is not True:
-                    if after.kind == Kind.EMPTY:
-                        continue
+                is_hopeless = after.kind == Kind.EMPTY or after.known_empty is True
+                if not is_hopeless and after not in reached_from:
                     reached_from[after] = here
-                    queue.append(after)
+                    heappush(queue, (after.floor, -after.serial, after))
         for here in reached_from:
             here.known_empty = True
         return True
 
+    def _settle(
+        self, term: Term, is_known: Callable[[Term], bool], learn: Callable[[Term], None]
+    ) -> None:
+        """Learn about a term and, first, about its items; without recursion, for deep terms."""
+        pending = [term]
+        while pending:
+            top = pending[-1]
+            if is_known(top):
+                pending.pop()
+                continue
+            unknown = [item for item in top.items if not is_known(item)]
+            if unknown:
+                pending += unknown
+            else:
+                learn(top)
+                pending.pop()
+
     def min_bytes(self, term: Term) -> int:
         """The length of a shortest string; the term must not be empty."""
-        pending = []
-        while term.shortest_length is None and term.kind == Kind.SEQUENCE:
-            pending.append(term)
-            term = term.items[1]
+
+        def is_known(each: Term) -> bool:
+            return each.shortest_length is not None
+
+        def learn(each: Term) -> None:
+            each.shortest_length = self._min_bytes(each)
+
         if term.shortest_length is None:
-            term.shortest_length = self._min_bytes(term)
-        length = term.shortest_length
-        for sequence in reversed(pending):
-            length += self.min_bytes(sequence.items[0])
-            sequence.shortest_length = length
-        return length
+            self._settle_non_empty(term, is_known, learn)
+        assert term.shortest_length is not None
+        return term.shortest_length
+
+    def shortest(self, term: Term) -> bytes:
+        """A shortest string of a regular term that is not empty."""
+
+        def is_known(each: Term) -> bool:
+            return each.shortest is not None
+
+        def learn(each: Term) -> None:
+            each.shortest = self._shortest(each)
+
+        if term.shortest is None:
+            self._settle_non_empty(term, is_known, learn)
+        assert term.shortest is not None
+        return term.shortest
+
+    def _settle_non_empty(
+        self, term: Term, is_known: Callable[[Term], bool], learn: Callable[[Term], None]
+    ) -> None:
+        """The same, but leaving out what is empty or needs a search of its own."""
+
+        def is_done(each: Term) -> bool:
+            return is_known(each) or (each is not term and self.is_empty(each))
+
+        def learn_one(each: Term) -> None:
+            if each.kind in (Kind.BOTH, Kind.NOT) and not each.nullable:
+                self._search_shortest(each)
+            learn(each)
+
+        pending = [term]
+        while pending:
+            top = pending[-1]
+            is_searched = top.nullable or top.kind in (Kind.BOTH, Kind.NOT)
+            unknown = [] if is_searched else [i for i in top.items if not is_done(i)]
+            if unknown and not is_known(top):
+                pending += unknown
+                continue
+            if not is_known(top):
+                learn_one(top)
+            pending.pop()
 
     def _min_bytes(self, term: Term) -> int:
         if term.nullable:
@@ -640,22 +720,16 @@ class TermStore:
         if term.kind == Kind.WORDS:
             assert term.words is not None
             return min(map(len, term.words.words[term.low : term.high])) - term.depth
-        if term.kind == Kind.ALTERNATION:
-            return min(self.min_bytes(item) for item in term.items if not self.is_empty(item))
-        if term.kind == Kind.REPEAT:
-            return term.low * self.min_bytes(term.items[0])
-        if term.kind == Kind.LEXEME:
-            return self.min_bytes(term.items[0])
         if term.kind == Kind.CALL:
             assert term.rule is not None
             return term.rule.min_bytes
-        return len(self.shortest(term))
-
-    def shortest(self, term: Term) -> bytes:
-        """A shortest string of a regular term that is not empty."""
-        if term.shortest is None:
-            term.shortest = self._shortest(term)
-        return term.shortest
+        if term.kind in (Kind.BOTH, Kind.NOT):
+            assert term.shortest is not None
+            return len(term.shortest)
+        lengths = [i.shortest_length for i in term.items if i.shortest_length is not None]
+        if term.kind == Kind.SEQUENCE:
+            return sum(lengths)
+        return lengths[0] * term.low if term.kind == Kind.REPEAT else min(lengths)
 
     def _shortest(self, term: Term) -> bytes:
         if term.nullable:
@@ -665,16 +739,13 @@ class TermStore:
         if term.kind == Kind.WORDS:
             assert term.words is not None
             return min(term.words.words[term.low : term.high], key=len)[term.depth :]
+        if term.kind in (Kind.BOTH, Kind.NOT):
+            assert term.shortest is not None
+            return term.shortest
+        texts = [item.shortest for item in term.items if item.shortest is not None]
         if term.kind == Kind.SEQUENCE:
-            return b"".join(self.shortest(element) for element in term.spine)
-        if term.kind == Kind.ALTERNATION:
-            items = [item for item in term.items if not self.is_empty(item)]
-            return self.shortest(min(items, key=self.min_bytes))
-        if term.kind == Kind.REPEAT:
-            return self.shortest(term.items[0]) * term.low
-        if term.kind == Kind.LEXEME:
-            return self.shortest(term.items[0])
-        return self._search_shortest(term)
+            return b"".join(texts)
+        return texts[0] * term.low if term.kind == Kind.REPEAT else min(texts, key=len)
 
     def _search_shortest(self, term: Term) -> bytes:
         """Breadth-first over the derivatives; every term on the way learns its own answer."""
@@ -706,23 +777,26 @@ class TermStore:
         """
         if term.is_searched or not term.is_regular:
             return None
+
+        def is_known(each: Term) -> bool:
+            return each.detour_length is not None
+
+        def learn(each: Term) -> None:
+            each.detour_length = self._detour(each)
+
+        self._settle(term, is_known, learn)
+        return term.detour_length
+
+    def _detour(self, term: Term) -> int:
         if term.kind == Kind.WORDS:
             assert term.words is not None
             return max(map(len, term.words.words[term.low : term.high]))
-        if term.kind in (Kind.BYTES, Kind.EPSILON, Kind.EMPTY):
-            return 0
+        inner = [item.detour_length or 0 for item in term.items]
         if term.kind == Kind.SEQUENCE:
-            longest = after = 0
-            for element in reversed(term.spine):
-                inside = self.detour(element)
-                assert inside is not None
-                longest = max(longest, inside + after)
-                after += self.min_bytes(element)
-            return longest
-        inner = [self.detour(item) or 0 for item in term.items]
+            return max(inner[0] + self.min_bytes(term.items[1]), inner[1])
         if term.kind == Kind.REPEAT:
             return inner[0] + max(term.low - 1, 0) * self.min_bytes(term.items[0])
-        return max(inner)
+        return max(inner, default=0)
 
     def clamp(self, term: Term, num_bytes: int) -> Term:
         """A term with the same strings' prefixes of up to `num_bytes` bytes, counters cut short.
@@ -747,8 +821,15 @@ class TermStore:
 
     def digest(self, term: Term) -> bytes:
         """Equal for regular terms of equal structure, also of other stores."""
-        if term.digest is None:
-            term.digest = self._digest(term)
+
+        def is_known(each: Term) -> bool:
+            return each.digest is not None
+
+        def learn(each: Term) -> None:
+            each.digest = self._digest(each)
+
+        self._settle(term, is_known, learn)
+        assert term.digest is not None
         return term.digest
 
     def _digest(self, term: Term) -> bytes:
@@ -759,9 +840,7 @@ class TermStore:
             if len(words) <= 16:
                 return _digest(b"suffixes", *(word[term.depth :] for word in words))
             return _digest(head, term.words.digest)
-        if term.kind == Kind.SEQUENCE:
-            return _digest(head, *(self.digest(element) for element in term.spine))
-        items = [self.digest(item) for item in term.items]
+        items = [item.digest or b"" for item in term.items]
         if term.kind in (Kind.ALTERNATION, Kind.BOTH):
             items.sort()
         return _digest(head, *items)

@@ -19,7 +19,6 @@ from palmette.grammar.json_schema.shapes import (
     Shapes,
 )
 from palmette.grammar.json_schema.strings import StringRule, Strings
-from palmette.grammar.limits import Limits
 from palmette.grammar.terms import Rule, Term, TermStore, WordList, bits_of
 
 Whitespace = Literal["compact", "flexible"]
@@ -35,15 +34,13 @@ class Emitted(NamedTuple):
     notes: tuple[str, ...]
 
 
-def emit(
-    document: Document, store: TermStore, limits: Limits, whitespace: Whitespace = "compact"
-) -> Emitted:
+def emit(document: Document, store: TermStore, whitespace: Whitespace = "compact") -> Emitted:
     """The JSON texts that are valid under the schema.
 
     Raises InvalidGrammar, UnsupportedGrammar, UnsatisfiableGrammar, GrammarTooComplex.
     """
-    strings = Strings(store, limits.max_nesting)
-    shapes = Shapes(document, strings, limits.max_alternatives)
+    strings = Strings(store)
+    shapes = Shapes(document, strings, store.limits.max_alternatives)
     root = shapes.read()
     emitter = _Emitter(shapes, strings, _Punctuation(store, whitespace))
     return Emitted(emitter.call(root), emitter.rules(), tuple(shapes.notes))

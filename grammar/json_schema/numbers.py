@@ -8,7 +8,7 @@ from decimal import Decimal
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.terms import Term, TermStore, bits_of
 
-_MAX_DIGITS = 2000
+_MAX_DIGITS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,11 @@ class _Numbers:
         store = self.store
         whole, fraction = _digits(bound)
         equal = self._fraction_up_from(fraction, is_open)
-        for place in range(len(whole) - 1, -1, -1):
+        num_zeros = 0
+        if not fraction and not is_open:  # any digits in the place of zeros at the end are as good
+            num_zeros = len(whole) - len(whole.rstrip("0"))
+            equal = store.sequence(store.repeat(self.digit, num_zeros, num_zeros), equal)
+        for place in range(len(whole) - num_zeros - 1, -1, -1):
             left = len(whole) - 1 - place
             above = store.sequence(
                 self._digits_between(int(whole[place]) + 1, 9),

@@ -162,11 +162,11 @@ class Shapes:
         """The conjunctions, without references and combinators, whose union is `key`."""
         # Each pointer comes with those that led to it, to tell a circle from a mere repetition.
         pending: list[_Conjunction] = [
-            ([(pointer, frozenset()) for pointer in reversed(key)], {}, [])
+            ([(pointer, frozenset()) for pointer in reversed(key)], {}, set(), [])
         ]
         count = 0
         while pending:
-            stack, kept, choices = pending.pop()
+            stack, kept, seen, choices = pending.pop()
             self._store.spend(8)
             if stack:
                 pointer, trail = stack.pop()
@@ -174,12 +174,13 @@ class Shapes:
                 if schema is False:
                     continue
                 if isinstance(schema, dict):
-                    self._expand(pointer, schema, trail, stack, kept, choices)
-                pending.append((stack, kept, choices))
+                    self._expand(pointer, schema, trail, stack, kept, seen, choices)
+                pending.append((stack, kept, seen, choices))
             elif choices:
                 options, trail = choices.pop(0)
                 pending.extend(
-                    ([(option, trail)], dict(kept), list(choices)) for option in reversed(options)
+                    ([(option, trail)], dict(kept), set(seen), list(choices))
+                    for option in reversed(options)
                 )
             else:
                 count += 1
@@ -197,11 +198,15 @@ class Shapes:
         trail: frozenset[str],
         stack: list[tuple[str, frozenset[str]]],
         kept: dict[str, None],
+        seen: set[str],
         choices: list[tuple[list[str], frozenset[str]]],
     ) -> None:
         document = self.document
         if pointer in trail:
             raise InvalidGrammar("the schema refers to itself without end", pointer=pointer)
+        if pointer in seen:
+            return
+        seen.add(pointer)
         self._check(pointer, schema)
         trail = trail | {pointer}
         if "$ref" in schema:
@@ -254,6 +259,8 @@ class Shapes:
             key = self._key([option])
             if key is not None:
                 branches += ((index, branch) for branch in self._branches(key))
+        if self._are_told_apart(branches):
+            return
         for i, (index, one) in enumerate(branches):
             for other_index, other in branches[i + 1 :]:
                 self._store.spend(4)
@@ -264,6 +271,34 @@ class Shapes:
                         feature="oneOf",
                         pointer=self.document.child(pointer, "oneOf"),
                     )
+
+    def _are_told_apart(self, branches: list[tuple[int, Branch]]) -> bool:
+        """Whether all are objects with one required member whose literal values tell them apart."""
+        owners: dict[str, dict[object, int]] = {}  # by member and value: the branch
+        for position, (index, branch) in enumerate(branches):
+            if self._types(branch) != {"object"}:
+                return False
+            told = set()
+            for each in self._object(branch).properties:
+                values = self._literal_values(each) if each.is_required else None
+                if values is None or (position and each.name not in owners):
+                    continue
+                known = owners.setdefault(each.name, {})
+                if all(known.setdefault(value, index) == index for value in values):
+                    told.add(each.name)
+            owners = {name: known for name, known in owners.items() if name in told}
+            if not owners:
+                return False
+        return bool(branches)
+
+    def _literal_values(self, member: Property) -> frozenset[object] | None:
+        values: frozenset[object] = frozenset()
+        for branch in self._branches(member.value) if member.value is not None else ():
+            some = self._values(branch)
+            if some is None:
+                return None
+            values |= some
+        return values
 
     def _are_disjoint(self, one: Branch, other: Branch, depth: int) -> bool:
         """Whether no value satisfies both, as far as a quick look can tell."""
@@ -545,6 +580,7 @@ class Shapes:
 _Conjunction = tuple[
     list[tuple[str, frozenset[str]]],  # still to be looked at
     dict[str, None],  # kept
+    set[str],  # seen
     list[tuple[list[str], frozenset[str]]],  # choices still to be made
 ]
 

@@ -36,10 +36,9 @@ class StringRule:
 class Strings:
     """Makes the terms of string rules, quotes included."""
 
-    def __init__(self, store: TermStore, max_nesting: int) -> None:
+    def __init__(self, store: TermStore) -> None:
         self.store = store
         self.spelling = JsonString(store)
-        self._max_nesting = max_nesting
         self._known: dict[StringRule, Term] = {}
         self._languages: dict[tuple[str, str], Term] = {}
 
@@ -81,7 +80,7 @@ class Strings:
     ) -> Term:
         term = self._languages.get((kind, pattern))
         if term is None:
-            node = parse_regex(pattern, max_nesting=self._max_nesting)
+            node = parse_regex(pattern, self.store.limits)
             term = self._languages[kind, pattern] = translate(node, self.spelling)
         return term
 

@@ -20,6 +20,7 @@ from palmette.grammar.codepoints import (
     general_category,
 )
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsupportedGrammar
+from palmette.grammar.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,13 @@ class LookAhead:
 Node = Characters | Sequence | Choice | Repeat | Begin | End | LookAhead
 
 
-def parse_regex(pattern: str, *, max_nesting: int = 100) -> Node:
+def parse_regex(pattern: str, limits: Limits) -> Node:
     """The syntax tree. Raises InvalidGrammar, UnsupportedGrammar, GrammarTooComplex."""
-    parser = _Parser(pattern, max_nesting)
-    return parser.parse()
+    if len(pattern) > limits.max_pattern:
+        raise GrammarTooComplex(
+            f"the pattern has {len(pattern)} characters, the limit is {limits.max_pattern}"
+        )
+    return _Parser(pattern, limits.max_nesting).parse()
 
 
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}", re.ASCII)
