@@ -33,7 +33,7 @@ def test_sixty_four_requests_finish_alike_in_a_tenth_of_the_pages_they_need(smol
     needed = sum(-(-(len(r.token_ids) + NUM_NEW_TOKENS) // PAGE_SIZE) for r in requests)
 
     def run(num_pages: int) -> tuple[list[list[int]], Engine]:
-        section = CacheSection(page_size=PAGE_SIZE, num_pages=num_pages, prefix_cache=prefix_cache)
+        section = CacheSection(page_size=PAGE_SIZE, num_pages=num_pages)
         engine = Engine.assemble("smollm2-135m", loaded, tokenizer, EngineConfig(cache=section))
         outputs: list[list[int]] = [[] for _ in requests]
         for request in requests:
