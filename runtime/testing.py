@@ -55,7 +55,7 @@ class HistoryModel:
             )
             length = int(batch.positions[row]) + 1
             num_pages = -(-length // kv.page_size)
-            read = kv.read(0, kv.index(batch.page_tables[sequence][:num_pages]))
+            read = kv.reader(batch.page_tables[sequence][:num_pages]).read(0)
             history = tuple(int(token_id) for token_id in read[0, 0, :length, 0])
             for token_id, value in self._logits_of(history).items():
                 logits[index, token_id] = value

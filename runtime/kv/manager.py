@@ -94,7 +94,9 @@ class KVManager:
             return True
         limit = sequence.max_cached_tokens
         match = self.cache.match(token_ids[:limit], sequence.namespace)
-        lease = self.cache.lease(match)
+        # Not counted as a hit: an admission may fail and be tried again, and a preempted sequence
+        # that comes back is no new prompt. The engine's counters tell cached prompt tokens.
+        lease = self.cache.lease(match, counted=False)
         whole_pages = list(match.page_ids)
         prefix = Prefix(match.num_tokens, match.tail.page_id if match.tail else None)
         prefix = self._partial_donor(sequence, prefix, len(whole_pages), running)
@@ -168,7 +170,7 @@ class KVManager:
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         limit = sequence.max_cached_tokens
-        return self.cache.match(sequence.token_ids[:limit], sequence.namespace).num_tokens
+        return self.cache.peek(sequence.token_ids[:limit], sequence.namespace).num_tokens
 
     def _partial_donor(
         self, sequence: Sequence, prefix: Prefix, num_whole: int, running: Iterable[Sequence]
