@@ -22,7 +22,7 @@ from palmette.runtime.server.chat import chat_job, error_fields
 from palmette.runtime.server.completions import completion_job
 from palmette.runtime.server.errors import ApiError, error_answer
 from palmette.runtime.server.limits import ServerLimits
-from palmette.runtime.server.metrics import HasStats, render_metrics
+from palmette.runtime.server.metrics import HasStats, StatsReader, render_metrics
 from palmette.runtime.server.sampling import constraint_fields
 from palmette.runtime.server.schemas import (
     ChatRequest,
@@ -88,6 +88,8 @@ class _Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        backend = service.backend
+        self._stats = StatsReader(backend) if isinstance(backend, HasStats) else None
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]
@@ -102,7 +104,7 @@ class _Routes:
             ("/health", get, self.health, None),
             ("/ready", get, self.ready, None),
         ]
-        if isinstance(self._service.backend, HasStats):
+        if self._stats is not None:
             routes.append(("/metrics", get, self.metrics, None))
         for path, methods, endpoint, body in routes:
             app.add_api_route(
@@ -186,17 +188,15 @@ class _Routes:
         return JsonAnswer({"status": "ok"})
 
     async def ready(self, http: HttpRequest) -> Response:
-        """200 while the engine takes requests, 503 after it has stopped."""
-        backend = self._service.backend
-        if isinstance(backend, HasStats):
-            await asyncio.to_thread(backend.stats)
+        """200 while the engine takes requests, 503 after it has stopped, or if it hangs."""
+        if self._stats is not None:
+            await self._stats.read()
         return JsonAnswer({"status": "ready", "model": self._service.model_name})
 
     async def metrics(self, http: HttpRequest) -> Response:
         """The engine's counters, in the text format of Prometheus."""
-        backend = self._service.backend
-        assert isinstance(backend, HasStats)
-        stats = await asyncio.to_thread(backend.stats)
+        assert self._stats is not None
+        stats = await self._stats.read()
         return render_metrics(stats, self._service.num_requests)
 
     async def _read(self, http: HttpRequest, model: type[Body]) -> Body:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from starlette.responses import Response
 
 from palmette.runtime.metrics import EngineCounters, EngineStats
+from palmette.runtime.server.errors import ApiError
 
 
 @runtime_checkable
@@ -19,6 +21,30 @@ class HasStats(Protocol):
     """A backend that counts what it does."""
 
     def stats(self) -> EngineStats: ...
+
+
+class StatsReader:
+    """Reads a backend's figures without blocking the event loop.
+
+    An engine answers between two steps. Those who ask meanwhile share one reading, so that an
+    engine that hangs holds one thread and not one for each health check.
+    """
+
+    def __init__(self, backend: HasStats, seconds: float = 5.0) -> None:
+        self._backend = backend
+        self._seconds = seconds
+        self._reading: asyncio.Task[EngineStats] | None = None
+
+    async def read(self) -> EngineStats:
+        """The figures. Raises ApiError 503 if the engine does not answer in time."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(asyncio.to_thread(self._backend.stats))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._reading), self._seconds)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                503, f"the engine has not answered for {self._seconds} s", code="engine_busy"
+            ) from None
 
 
 def render_metrics(stats: EngineStats, num_requests: int) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from palmette.errors import EngineStopped, InvalidRequest
 from palmette.lang.backends.scripted import ByteTokenizer, ScriptedBackend
 from palmette.runtime.metrics import EngineStats
 from palmette.runtime.server import create_app
+from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.metrics import StatsReader
 from palmette.runtime.server.schemas import ChatRequest, CompletionRequest, Message
 from tests.runtime.server.harness import CHAT, COMPLETIONS, HI, client, error_of
 
@@ -53,6 +56,26 @@ async def test_an_engine_that_has_stopped_is_not_ready_but_the_process_is_health
         assert (await http.get("/health")).status_code == 200
     with pytest.raises(EngineStopped):
         backend.stats()
+
+
+async def test_an_engine_that_hangs_is_not_ready_and_holds_one_thread() -> None:
+    class Hanging(Counting):
+        num_readings = 0
+        go_on = threading.Event()
+
+        def stats(self) -> EngineStats:
+            self.num_readings += 1
+            self.go_on.wait(20)
+            return super().stats()
+
+    backend = Hanging()
+    reader = StatsReader(backend, seconds=0.05)
+    for _ in range(3):
+        with pytest.raises(ApiError, match="has not answered"):
+            await reader.read()
+    assert backend.num_readings == 1
+    backend.go_on.set()
+    assert (await reader.read()).steps == 3
 
 
 async def test_metrics_are_the_figures_of_the_engine() -> None:
