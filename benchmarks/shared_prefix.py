@@ -26,7 +26,7 @@ from pathlib import Path
 import palmette as pm
 from palmette.protocol import Piece
 
-TOPICS = "tide tables|bread|railway bridges|old maps|bees|glass|rivers|clocks".split("|")
+TOPICS = [
     "tide tables",
     "bread",
     "railway bridges",
@@ -92,35 +92,10 @@ def transformers_runner(
 ) -> Callable[[], float]:
     """A function that runs transformers on the same weights and returns the seconds it took."""
     import torch
-    import transformers
 
-    from palmette.runtime.loading.gguf_model import GGUFModel
-    from palmette.runtime.models.llama import tensor_shapes
+    from palmette.runtime.testing import transformers_twin
 
-    source = GGUFModel(path)
-    config = source.config
-    dtype = getattr(torch, engine.dtype_name)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab_rows,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
-            max_position_embeddings=config.max_context,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-            tie_word_embeddings=config.tie_word_embeddings,
-            pad_token_id=0,
-        )
-    ).to(dtype)
-    model.load_state_dict(
-        {name: source.read(name).to(dtype) for name in tensor_shapes(config)}, strict=False
-    )
-    model.tie_weights()
-    model.eval()
+    model = transformers_twin(path, getattr(torch, engine.dtype_name))
     prompts = [engine.tokenizer.encode([Piece(prefix + question)]) for question in questions]
 
     def run() -> float:

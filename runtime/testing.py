@@ -1,7 +1,7 @@
-"""Small engines for tests: one whose logits are a function of the prompt, one with random weights.
+"""What tests and benchmarks need: small engines, and transformers on the weights of a real model.
 
-Both use the byte tokenizer. Public, so that programs and servers over Palmette can be tested
-without a model.
+The small engines use the byte tokenizer: one has logits that are a function of the prompt, one has
+random weights. Public, so that programs and servers over Palmette can be tested without a model.
 """
 
 from __future__ import annotations
@@ -154,6 +154,41 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
 def tiny_engine(*, seed: int = 0, **options: Unpack[EngineOptions]) -> Engine:
     """An engine over `tiny_model(seed=seed)`."""
     return Engine.assemble("tiny", tiny_model(seed=seed), ByteTokenizer(), _config(options))
+
+
+def transformers_twin(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' LlamaForCausalLM with the weights of a GGUF file, dequantised to `dtype`.
+
+    Config, attention, cache and rotary embedding are transformers' own.
+    """
+    import transformers
+
+    from palmette.runtime.loading.gguf_model import GGUFModel
+
+    source = GGUFModel(path)
+    config = source.config
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=config.vocab_rows,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            max_position_embeddings=config.max_context,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+            tie_word_embeddings=config.tie_word_embeddings,
+            pad_token_id=0,
+        )
+    ).to(dtype)
+    weights = {name: source.read(name).to(dtype) for name in tensor_shapes(config)}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"}:
+        raise ValueError(f"transformers wants other tensors: {missing}, {unexpected}")
+    model.tie_weights()
+    return model.eval()
 
 
 def _config(options: EngineOptions) -> EngineConfig:

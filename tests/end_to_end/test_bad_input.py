@@ -72,7 +72,7 @@ def test_a_bad_request_says_what_and_where_while_others_are_served(
     error: type[Exception],
     words: list[str],
 ) -> None:
-    async def both() -> list[object]:
+    async def both() -> tuple[object, object]:
         return await asyncio.gather(
             continued.run_async(text="Once upon a", options={}, backend=engine),
             continued.run_async(text=text, options=options, backend=engine),
