@@ -126,10 +126,16 @@ class Planner:
         if not self._vocabulary.spells_every_text:
             return math.inf  # a number of bytes is no bound on the number of tokens
         worst = max((self.num_tokens(term) for term in mask.ends), default=0)
-        for lexeme, detour, after in mask.bodies:
-            inside = self._store.detour(lexeme)
-            worst = max(worst, (detour if inside is None else inside) + self.num_tokens(after))
+        for lexeme, after in mask.bodies:
+            worst = max(worst, self._detour(lexeme) + self.num_tokens(after))
         return worst
+
+    def _detour(self, lexeme: Term) -> float:
+        """At most how many tokens complete a lexeme after any one token."""
+        if lexeme.is_searched:
+            lexeme = self._store.clamp(lexeme, self._vocabulary.trie.max_token_bytes)
+        detour = self._store.detour(lexeme)
+        return math.inf if detour is None else detour
 
     def needs(self, term: Term) -> NDArray[np.float32]:
         """For every token how many more complete the text after it; infinite if not allowed."""

@@ -70,7 +70,6 @@ class Body:
 
     inside: TokenSet  # tokens that end inside it or at its end
     exits: IntArray  # nodes of the trie at which the lexeme may be over
-    detour: int  # bytes that complete an intersection after any of `inside`, at most
 
     @property
     def num_bytes(self) -> int:
@@ -83,7 +82,7 @@ class Mask:
 
     tokens: TokenSet
     ends: tuple[Term, ...]  # where tokens lead that leave a lexeme or meet none
-    bodies: tuple[tuple[Term, int, Term], ...]  # (lexeme, its detour if searched, what follows)
+    bodies: tuple[tuple[Term, Term], ...]  # (lexeme, what follows)
     worst: float | None = field(default=None)  # memo of `Planner.worst_after`
 
 
@@ -158,7 +157,7 @@ class MaskBuilder:
 
     def _build(self, term: Term) -> Mask:
         row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
-        bodies: list[tuple[Term, int, Term]] = []
+        bodies: list[tuple[Term, Term]] = []
         plain: list[Term] = []
         starts: list[tuple[IntArray, Term]] = []
         pending = list(term.alternatives)
@@ -172,7 +171,7 @@ class MaskBuilder:
                 continue
             body = self._body_of(head)
             body.inside.add_to(row)
-            bodies.append((head, body.detour, tail))
+            bodies.append((head, tail))
             if tail.kind != Kind.EPSILON:
                 starts.append((body.exits, tail))
                 if head.nullable:
@@ -208,13 +207,6 @@ class MaskBuilder:
             row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
             row[trie.tokens_at(nodes)] = True
             exits = nodes[self._automaton.nullable[states]]
-            body = Body(TokenSet(row), exits, self._detour_of(clamped, nodes, states))
+            body = Body(TokenSet(row), exits)
             self._shared.put(digest, body)
         return body
-
-    def _detour_of(self, head: Term, nodes: IntArray, states: IntArray) -> int:
-        if not head.is_searched:
-            return 0
-        ending = np.unique(states[self._vocabulary.trie.has_token[nodes]])
-        terms = [self._automaton.term_of(int(state)) for state in ending]
-        return max((self._store.min_bytes(term) for term in terms), default=0)

@@ -58,7 +58,7 @@ class JsonString:
         self.store = store
         self._plain = Utf8(store)
         self._known: dict[CodePoints, Term] = {}
-        self.any_text = store.repeat(self.one_of(ANY), 0, None)
+        self.any_text = store.repeat(store.mark_character(self.one_of(ANY)), 0, None)
 
     def one_of(self, characters: CodePoints) -> Term:
         term = self._known.get(characters)

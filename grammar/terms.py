@@ -12,6 +12,7 @@ looks the same wherever it stands, which is what lets masks be shared between pl
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections import deque
@@ -27,6 +28,10 @@ from palmette.grammar.limits import Limits
 ALL_BYTES = (1 << 256) - 1
 
 _SHORT_WORD = 256
+_EXPLORED = 1000  # terms
+_WORK_PER_LOOK = 256
+_UNKNOWN = -1
+_BYTES_PER_CHARACTER = 6  # at most, in the shortest of its spellings
 
 _serials = count(1)
 
@@ -225,8 +230,10 @@ class TermStore:
         self._interned: dict[_Key, Term] = {}
         self._rules: dict[_Key, Rule] = {}
         self._derived: list[Term] = []
+        self._characters: set[Term] = set()
+        self._character_parts: set[Term] | None = None
         self._deadline: float | None = None
-        self._seconds = 0.0
+        self._seconds = math.inf
         self._work = 0
         self.empty = Term(Kind.EMPTY, False)
         self.epsilon = Term(Kind.EPSILON, True)
@@ -245,26 +252,29 @@ class TermStore:
         self._derived.clear()
         self._interned.clear()
         self._rules.clear()
+        self._character_parts = None
 
     # Time
 
     def start_clock(self, seconds: float) -> None:
         """Give what follows in this thread `seconds`; past them, `GrammarTooComplex`.
 
-        Processor time, so that a busy machine refuses no grammar that an idle one takes.
+        Processor time, so that a busy machine refuses no grammar that an idle one takes. Reading
+        it costs more than a cached mask, so the clock runs from the first look at it.
         """
         self._seconds = seconds
-        self._deadline = time.thread_time() + seconds
-
-    def stop_clock(self) -> None:
+        self._work = 0
         self._deadline = None
 
     def spend(self, work: int = 1) -> None:
         """Count work, and look at the clock now and then."""
         self._work += work
-        if self._work >= 256:
+        if self._work >= _WORK_PER_LOOK:
             self._work = 0
-            if self._deadline is not None and time.thread_time() > self._deadline:
+            now = time.thread_time()
+            if self._deadline is None:
+                self._deadline = now + self._seconds
+            elif now > self._deadline:
                 raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
 
     # Making terms
@@ -540,17 +550,18 @@ class TermStore:
         return tuple(pairs)
 
     def _derive_both(self, term: Term) -> Form:
-        parts = self.parts(term.items[0])
-        for item in term.items[1:]:
-            others = self.parts(item)
-            self.spend(len(parts) * len(others) // 16)
-            parts = tuple(
-                (bits & other_bits, self.both(after, other_after))
-                for bits, after in parts
-                for other_bits, other_after in others
+        first, *others = (self.parts(item) for item in term.items)
+        combined = [(bits, [after]) for bits, after in first]
+        for parts in others:
+            self.spend(len(combined) * len(parts) // 16)
+            combined = [
+                (bits & other_bits, [*afters, after])
+                for bits, afters in combined
+                for other_bits, after in parts
                 if bits & other_bits
-            )
-        return tuple(pair for pair in parts if pair[1].kind != Kind.EMPTY)
+            ]
+        pairs = ((bits, self.both(*afters)) for bits, afters in combined)
+        return tuple(pair for pair in pairs if pair[1].kind != Kind.EMPTY)
 
     def _derive_call(self, term: Term) -> Form:
         rule = term.rule
@@ -620,8 +631,36 @@ class TermStore:
             return self.is_empty(term.items[0])
         return self._search_empty(term)
 
+    def _without_counters(self, term: Term) -> tuple[bool, bytes | None]:
+        """What an intersection is without its counters: whether it is empty even so, and a
+        shortest string of it, if the counters happen to allow that one.
+        """
+        if term.kind != Kind.BOTH:
+            return False, None
+        others, counters = self._split_counters(term)
+        if not counters or others is None:
+            return False, None
+        if self.is_empty(others):
+            return True, None
+        text = self.shortest(others)
+        return False, text if all(self.accepts(counter, text) for counter in counters) else None
+
+    def accepts(self, term: Term, text: bytes) -> bool:
+        """Whether the string is in the term."""
+        for byte in text:
+            for bits, after in self.parts(term):
+                if bits >> byte & 1:
+                    term = after
+                    break
+            else:
+                return False
+        return term.nullable
+
     def _search_empty(self, term: Term) -> bool:
         """Best-first over the derivatives, towards those that may end soonest."""
+        is_empty, text = self._without_counters(term)
+        if is_empty or text is not None:
+            return is_empty
         reached_from: dict[Term, Term | None] = {term: None}
         queue = [(term.floor, 0, term)]
         while queue:
@@ -749,6 +788,10 @@ class TermStore:
 
     def _search_shortest(self, term: Term) -> bytes:
         """Breadth-first over the derivatives; every term on the way learns its own answer."""
+        _, known = self._without_counters(term)
+        if known is not None:
+            term.shortest = known
+            return known
         reached_from: dict[Term, tuple[Term, int]] = {}
         seen = {term}
         queue = deque([term])
@@ -773,40 +816,90 @@ class TermStore:
     def detour(self, term: Term) -> int | None:
         """At most how many bytes complete a regular term from anywhere inside it.
 
-        None if only a search could tell.
+        Read off the shape, or else by a search; None if that would be long.
         """
-        if term.is_searched or not term.is_regular:
-            return None
+        if term.detour_length is None:
+            if term.is_searched:
+                detour = self._searched_detour(term)
+                term.detour_length = _UNKNOWN if detour is None else detour
+            else:
+                self._settle(term, lambda t: t.detour_length is not None, self._learn_detour)
+        return term.detour_length if term.detour_length != _UNKNOWN else None
 
-        def is_known(each: Term) -> bool:
-            return each.detour_length is not None
+    def _searched_detour(self, term: Term) -> int | None:
+        if term.kind == Kind.LEXEME:
+            return self.detour(term.items[0])
+        if term.kind == Kind.SEQUENCE:
+            longest = after = 0
+            for element in reversed(term.spine):
+                inside = self.detour(element)
+                if inside is None:
+                    return None
+                longest = max(longest, inside + after)
+                after += self.min_bytes(element)
+            return longest
+        if term.kind == Kind.BOTH:
+            others, counters = self._split_counters(term)
+            if counters and others is not None:
+                return self._counted_detour(others, counters)
+        return self._explored_detour(term)
 
-        def learn(each: Term) -> None:
-            each.detour_length = self._detour(each)
+    def _counted_detour(self, others: Term, counters: list[Term]) -> int | None:
+        """As without the counters, unless the end of one is closer than that, so that a text of
+        fewer but longer characters is needed.
+        """
+        ends = [each.spine[-1] for counter in counters for each in counter.alternatives]
+        detour = self.detour(others) if all(end.low == 0 for end in ends) else None
+        if detour is None:
+            detour = min((end.high for end in ends if end.high is not None), default=None)
+        return None if detour is None else (detour + 2) * _BYTES_PER_CHARACTER
 
-        self._settle(term, is_known, learn)
-        return term.detour_length
-
-    def _detour(self, term: Term) -> int:
+    def _learn_detour(self, term: Term) -> None:
+        inner = [item.detour_length or 0 for item in term.items]
         if term.kind == Kind.WORDS:
             assert term.words is not None
-            return max(map(len, term.words.words[term.low : term.high]))
-        inner = [item.detour_length or 0 for item in term.items]
-        if term.kind == Kind.SEQUENCE:
-            return max(inner[0] + self.min_bytes(term.items[1]), inner[1])
-        if term.kind == Kind.REPEAT:
-            return inner[0] + max(term.low - 1, 0) * self.min_bytes(term.items[0])
-        return max(inner, default=0)
+            term.detour_length = max(map(len, term.words.words[term.low : term.high]))
+        elif term.kind == Kind.SEQUENCE:
+            term.detour_length = max(inner[0] + self.min_bytes(term.items[1]), inner[1])
+        elif term.kind == Kind.REPEAT:
+            others = max(term.low - 1, 0) * self.min_bytes(term.items[0])
+            term.detour_length = inner[0] + others
+        else:
+            term.detour_length = max(inner, default=0)
+
+    def _explored_detour(self, term: Term) -> int | None:
+        """The longest of the shortest ways out, over everything that can be reached."""
+        arrivals: dict[Term, list[Term]] = {term: []}
+        pending = [term]
+        while pending and len(arrivals) <= _EXPLORED:
+            here = pending.pop()
+            self.spend()
+            for _, after in self.parts(here):
+                if after not in arrivals:
+                    arrivals[after] = []
+                    pending.append(after)
+                arrivals[after].append(here)
+        longest = _UNKNOWN
+        if not pending:
+            done = {each for each in arrivals if each.nullable}
+            level = list(done)
+            while level:
+                longest += 1
+                level = [before for each in level for before in arrivals[each]]
+                level = [each for each in dict.fromkeys(level) if each not in done]
+                done.update(level)
+        for each in arrivals:
+            if each.is_searched:
+                each.detour_length = longest
+        return longest if longest != _UNKNOWN else None
 
     def clamp(self, term: Term, num_bytes: int) -> Term:
-        """A term with the same strings' prefixes of up to `num_bytes` bytes, counters cut short.
+        """A lexeme with the same strings' prefixes of up to `num_bytes` bytes, counters cut short.
 
         A counter that such a prefix cannot exhaust might as well be endless, so that states deep
-        inside a long string share one mask. Only the counters of the outermost sequence are cut.
-        Intersections stay as they are: whether one is empty may depend on a counter.
+        inside a long string share one mask. Only the counters of the outermost sequence are cut,
+        and within an intersection only those that count any characters.
         """
-        if term.is_searched:
-            return term
         if term.kind == Kind.LEXEME:
             return self.lexeme(self.clamp(term.items[0], num_bytes))
         if term.kind == Kind.ALTERNATION:
@@ -814,10 +907,65 @@ class TermStore:
         return self.sequence(*(self._clamp_element(e, num_bytes) for e in term.spine))
 
     def _clamp_element(self, term: Term, num_bytes: int) -> Term:
+        if term.kind == Kind.BOTH:
+            return self._clamp_both(term, num_bytes)
         if term.kind != Kind.REPEAT or term.items[0].nullable:
             return term
         high = term.high if term.high is not None and term.high <= num_bytes else None
         return self.repeat(term.items[0], min(term.low, num_bytes + 1), high)
+
+    def _clamp_both(self, term: Term, num_bytes: int) -> Term:
+        """What else is asked for can be completed within `detour` characters, wherever a prefix
+        ends. A maximum that is further off than that can neither be met nor make it impossible.
+        """
+        others, counters = self._split_counters(term)
+        detour = self.detour(others) if counters and others is not None else None
+        if detour is None or others is None:
+            return term
+        return self.both(others, *(self._without_end(c, num_bytes + detour) for c in counters))
+
+    def _split_counters(self, term: Term) -> tuple[Term | None, list[Term]]:
+        """An intersection without its counters of characters, if anything is left, and these."""
+        counters = [item for item in term.items if self._counts_characters(item)]
+        others = [item for item in term.items if item not in counters]
+        return self.both(*others) if others else None, counters
+
+    def _counts_characters(self, term: Term) -> bool:
+        """Whether it is a counter of any characters, perhaps in the middle of one."""
+        return all(
+            elements[-1].kind == Kind.REPEAT
+            and elements[-1].items[0] in self._characters
+            and all(each in self._parts_of_characters() for each in elements[:-1])
+            for elements in (each.spine for each in term.alternatives)
+        )
+
+    def _without_end(self, term: Term, far: int) -> Term:
+        if term.kind == Kind.ALTERNATION:
+            return self.alternation(self._without_end(item, far) for item in term.items)
+        *before, counter = term.spine
+        if counter.high is not None and counter.high >= far:
+            counter = self.repeat(counter.items[0], counter.low, None)
+        return self.sequence(*before, counter)
+
+    def mark_character(self, term: Term) -> Term:
+        """Say that the term is one character, whichever it is."""
+        self._characters.add(term)
+        self._character_parts = None
+        return term
+
+    def _parts_of_characters(self) -> set[Term]:
+        """The elements of what is left of a character once it has begun."""
+        if self._character_parts is None:
+            known: set[Term] = set()
+            pending = list(self._characters)
+            while pending:
+                for _, after in self.form(pending.pop()):
+                    for each in after.spine:
+                        if each not in known:
+                            known.add(each)
+                            pending.append(each)
+            self._character_parts = known
+        return self._character_parts
 
     def digest(self, term: Term) -> bytes:
         """Equal for regular terms of equal structure, also of other stores."""

@@ -1,8 +1,8 @@
 """The `format`s that are enforced, as regular expressions.
 
-Sources: RFC 3339 (dates, times, durations; capital T and Z, no leap seconds), RFC 5321 (email),
-RFC 1123 (hostname), RFC 2673 and 4291 (addresses), RFC 3986 (URIs), RFC 4122 (uuid), RFC 6901
-(JSON pointers).
+Sources: RFC 3339 (dates, times, durations; capital T and Z, no leap seconds), RFC 5321 (email,
+without its limits of size), RFC 1123 (hostname), RFC 2673 and 4291 (addresses), RFC 3986 (URIs),
+RFC 4122 (uuid), RFC 6901 (JSON pointers).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOSTNAME = rf"(?=.{{1,253}}$){_DOMAIN}"
 _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-]+"
 _QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
 _EMAIL = (
-    rf"(?:(?=[^@]{{1,64}}@){_ATEXT}(?:\.{_ATEXT})*|{_QUOTED})"
+    rf"(?:{_ATEXT}(?:\.{_ATEXT})*|{_QUOTED})"
     rf"@(?:{_DOMAIN}|\[(?:{_IPV4}|IPv6:{_IPV6})\])"
 )
 

@@ -206,16 +206,7 @@ class Validity:
         rule = self.string_rule(pointer, schema)
         if rule == StringRule():
             return True
-        store = self._strings.store
-        term = self._strings.term(rule)
-        for byte in spell(value):
-            for bits, after in store.parts(term):
-                if bits >> byte & 1:
-                    term = after
-                    break
-            else:
-                return False
-        return term.nullable
+        return self._strings.store.accepts(self._strings.term(rule), spell(value))
 
     def _is_literal(self, pointer: str, schema: dict[str, Json], value: Json) -> bool:
         if "const" in schema and identity(schema["const"]) != identity(value):

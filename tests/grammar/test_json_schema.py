@@ -480,7 +480,7 @@ TABLE: list[tuple[Any, list[str], list[str]]] = [
             '[{"ipv6":"1:2:3:4:5:6:7:8::"}]',
             '[{"email":"nobody"}]',
             '[{"email":".a@b.c"}]',
-            '[{"email":"%s@b.c"}]' % ("a" * 65),
+            '[{"email":"a@b..c"}]',
         ],
     ),
     (

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.grammar import CompiledGrammar, GrammarCompiler, Limits, Matcher, Vocabulary
+from palmette.grammar import (
+    CompiledGrammar,
+    GrammarCompiler,
+    Limits,
+    Matcher,
+    UnsatisfiableGrammar,
+    Vocabulary,
+)
 from palmette.grammar.testing import (
     allowed,
     brute_force_mask,
@@ -334,3 +341,49 @@ def test_counters_beyond_any_token_are_right_at_every_distance_from_their_end(
         if near_an_end or done % 17 == 0:
             assert (mask_of(matcher, small) == brute_force_mask(matcher, small)).all()
         assert matcher.accept(ord("a")) == (done < low + size)
+
+
+PATTERNS = ["^(ab|c)+d", "a{3}$", "^[a-c]*$", "(?=.*b)a.*c", "^(?!.*aa)", "é$", "^(a.{4}b)?$"]
+PATTERNS += ["^a|bb$"]
+LIST = {"type": "array", "minItems": 1}
+string_schemas = st.builds(
+    lambda patterns, low, size: {
+        "type": "string",
+        "allOf": [{"pattern": pattern} for pattern in patterns],
+        "minLength": low,
+        **({} if size is None else {"maxLength": low + size}),
+    },
+    st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2),
+    st.sampled_from([0, 0, 0, 2, 7]),
+    st.none() | st.integers(0, 60),
+)
+
+
+@given(string_schemas, seeds, st.integers(0, 70))
+@settings(deadline=None, max_examples=120)
+def test_patterns_within_lengths_have_the_brute_force_mask_all_along(
+    schema: Any, seed: int, num_tokens: int
+) -> None:
+    try:
+        matcher = compiler.compile_json_schema(schema).matcher()
+    except UnsatisfiableGrammar:
+        return
+    walk(matcher, seed, num_tokens)
+    assert (mask_of(matcher, vocabulary) == brute_force_mask(matcher, vocabulary)).all()
+
+
+@given(string_schemas, seeds, st.integers(0, 40))
+@settings(deadline=None, max_examples=120)
+def test_patterns_within_lengths_end_within_their_budget(schema: Any, seed: int, more: int) -> None:
+    try:
+        grammar = compiler.compile_json_schema({"prefixItems": [schema], **LIST})
+    except UnsatisfiableGrammar:
+        return
+    generator = random.Random(seed)
+    matcher = grammar.matcher()
+    for left in range(grammar.shortest_length + more, 0, -1):
+        after = [t for t in allowed(matcher, vocabulary, budget=left) if t != STOP]
+        if not after:
+            break
+        assert matcher.accept(generator.choice(after))
+    assert matcher.is_complete
