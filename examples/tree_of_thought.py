@@ -129,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=6, help="proposals from each state")
     parser.add_argument("--beam", type=int, default=4, help="states that are kept of each step")
     args = parser.parse_args(argv)
+    if len(args.numbers) < 2:
+        parser.error("two numbers at least are needed")
     with pm.Engine(args.model) as engine:
         run(engine, args.numbers, args.width, args.beam)
 

@@ -60,30 +60,3 @@ def test_the_table_has_a_row_for_each_primitive_whose_sum_is_what_the_engine_cou
     # The record's last token was sampled and not fed; its forced tail, if any, neither.
     assert prefilled - num_new in (1, 1 + rows["record"][2])
     assert state.usage().recomputed_tokens == 0
-
-
-def test_it_runs_as_a_command(
-    engine: pm.Engine,
-    load_example: LoadExample,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    example = load_example("quickstart")
-    asked_for = []
-
-    class Shared:
-        """An engine that stays open when the example closes it."""
-
-        def __enter__(self) -> pm.Engine:
-            return engine
-
-        def __exit__(self, *_: object) -> None: ...
-
-    def open_engine(model: str) -> Shared:
-        asked_for.append(model)
-        return Shared()
-
-    monkeypatch.setattr(pm, "Engine", open_engine)
-    example.main([])
-    assert asked_for == ["smollm2-135m"]
-    assert "Ticket:  My invoice is wrong." in capsys.readouterr().out
