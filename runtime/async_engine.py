@@ -25,7 +25,7 @@ from palmette.protocol import (
     ScoreResult,
     TokenEvent,
 )
-from palmette.runtime.config import EngineConfig, EngineOptions
+from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent
 from palmette.runtime.metrics import EngineStats
 
@@ -129,7 +129,7 @@ class AsyncEngine:
         return self._engine.config
 
     @property
-    def dtype_name(self) -> str:
+    def dtype_name(self) -> DtypeName:
         """What the model computes with: float32 or bfloat16."""
         return self._engine.dtype_name
 

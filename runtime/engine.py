@@ -34,7 +34,7 @@ from palmette.protocol import (
     Usage,
 )
 from palmette.radix_cache import Namespace, RadixCache
-from palmette.runtime.config import EngineConfig, EngineOptions
+from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.metrics import EngineCounters, EngineStats
@@ -128,7 +128,7 @@ class Engine:
         model_config = loaded.config
         self.model_name = name
         self.config = config
-        self.dtype_name = str(loaded.dtype).removeprefix("torch.")
+        self.dtype_name: DtypeName = "bfloat16" if loaded.dtype is torch.bfloat16 else "float32"
         self.tokenizer = tokenizer
         self.max_context = min(
             model_config.max_context, config.model.max_context or model_config.max_context
