@@ -14,7 +14,7 @@ from palmette.grammar.token_trie import IntArray, TokenTrie
 
 DEAD = 0
 
-_BYTES_PER_TERM = 600  # with its derivatives; measured on ordinary schemas
+_BYTES_PER_TERM = 1000  # with its derivatives; measured on ordinary schemas
 
 
 class Automaton:

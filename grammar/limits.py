@@ -19,8 +19,9 @@ class Limits:
     # Determinised states kept per grammar, 1 KiB each. Past it the table is dropped and rebuilt
     # from where the matchers stand, so long outputs cost time, not memory.
     max_states: int = 32_768
-    # Interned terms kept per grammar, about 0.4 KiB each; dropped together with the states.
-    max_terms: int = 300_000
+    # Interned terms kept per grammar, about 1 KiB each; dropped together with the states. They are
+    # small objects, and the more there are the longer the garbage collector's pauses.
+    max_terms: int = 100_000
     # Alternatives followed at the same time, and branches of one schema after distribution.
     max_alternatives: int = 20_000
     # Characters of a pattern or a schema.
@@ -34,8 +35,8 @@ class Limits:
     # Masks of string and number bodies, shared by all grammars of one compiler, in bytes.
     shared_cache_bytes: int = 64 * 2**20
     # Compiled grammars remembered by one compiler, in bytes of all their tables; an ordinary one
-    # takes about a megabyte. A forgotten grammar lives on as long as a matcher uses it.
-    compiled_cache_bytes: int = 256 * 2**20
+    # takes half a megabyte. A forgotten grammar lives on as long as a matcher uses it.
+    compiled_cache_bytes: int = 96 * 2**20
 
     def __post_init__(self) -> None:
         for each in fields(self):

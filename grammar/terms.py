@@ -125,6 +125,7 @@ class Term:
         "digest",
         "floor",
         "form",
+        "form_sets",
         "high",
         "is_regular",
         "is_searched",
@@ -133,6 +134,7 @@ class Term:
         "known_empty",
         "low",
         "nullable",
+        "part_sets",
         "parts",
         "rule",
         "serial",
@@ -168,8 +170,10 @@ class Term:
         self.is_regular: bool = kind != Kind.CALL and all(i.is_regular for i in items)
         self.floor = self._lower_bound()
         # Memos of the store.
-        self.form: Form | None = None
-        self.parts: Form | None = None
+        self.form: tuple[Term, ...] | None = None
+        self.form_sets: tuple[int, ...] = ()
+        self.parts: tuple[Term, ...] | None = None
+        self.part_sets: tuple[int, ...] = ()
         self.known_empty: bool | None = None
         self.digest: bytes | None = None
         self.shortest: bytes | None = None
@@ -211,8 +215,9 @@ class Term:
         return self.items if self.kind == Kind.ALTERNATION else (self,)
 
 
-# Pairs (set of bytes, what may follow one of them).
-Form = tuple[tuple[int, Term], ...]
+# A set of bytes, and what may follow one of them.
+_Pair = tuple[int, Term]
+Form = Iterable[_Pair]
 
 _Key = tuple[object, ...]
 
@@ -249,6 +254,7 @@ class TermStore:
         """Forget what is interned and derived. Terms in use stay valid; new equal ones differ."""
         for term in self._derived:
             term.form = term.parts = None
+            term.form_sets = term.part_sets = ()
         self._derived.clear()
         self._interned.clear()
         self._rules.clear()
@@ -480,50 +486,55 @@ class TermStore:
     def parts(self, term: Term) -> Form:
         """Disjoint byte sets, and for each the non-empty term that follows. Deterministic."""
         if term.parts is None:
-            term.parts = self._determinise(self.form(term))
-        return term.parts
+            pairs = self._determinise(self.form(term))
+            term.part_sets = tuple(bits for bits, _ in pairs)
+            term.parts = tuple(after for _, after in pairs)
+            if term.parts == term.form and term.part_sets == term.form_sets:
+                term.part_sets, term.parts = term.form_sets, term.form  # one copy is enough
+        return zip(term.part_sets, term.parts, strict=True)
 
     def form(self, term: Term) -> Form:
         """Byte sets, which may overlap, and for each a term that may follow, perhaps empty."""
         if term.form is None:
-            term.form = self._derive(term)
+            pairs = self._derive(term)
+            term.form_sets = tuple(bits for bits, _ in pairs)
+            term.form = tuple(after for _, after in pairs)
             self._derived.append(term)
-        return term.form
+        return zip(term.form_sets, term.form, strict=True)
 
-    def _derive(self, term: Term) -> Form:
+    def _derive(self, term: Term) -> list[_Pair]:
         kind = term.kind
         self.spend()
         if kind == Kind.BYTES:
-            return ((term.bits, self.epsilon),)
+            return [(term.bits, self.epsilon)]
         if kind == Kind.WORDS:
             return self._derive_words(term)
         if kind == Kind.SEQUENCE:
             return self._derive_sequence(term)
         if kind == Kind.ALTERNATION:
             self.spend(len(term.items))
-            return tuple(pair for item in term.items for pair in self.form(item))
+            return [pair for item in term.items for pair in self.form(item)]
         if kind == Kind.REPEAT:
             item = term.items[0]
             high = None if term.high is None else term.high - 1
             rest = self.repeat(item, max(term.low - 1, 0), high)
-            return tuple((bits, self.sequence(after, rest)) for bits, after in self.form(item))
+            return [(bits, self.sequence(after, rest)) for bits, after in self.form(item)]
         if kind == Kind.BOTH:
             return self._derive_both(term)
         if kind == Kind.NOT:
-            parts = self.parts(term.items[0])
             left = ALL_BYTES
             pairs = []
-            for bits, after in parts:
+            for bits, after in self.parts(term.items[0]):
                 left &= ~bits
                 pairs.append((bits, self.complement(after)))
-            return (*pairs, (left, self.anything)) if left else tuple(pairs)
+            return [*pairs, (left, self.anything)] if left else pairs
         if kind == Kind.LEXEME:
-            return tuple((bits, self.lexeme(after)) for bits, after in self.parts(term.items[0]))
+            return [(bits, self.lexeme(after)) for bits, after in self.parts(term.items[0])]
         if kind == Kind.CALL:
             return self._derive_call(term)
-        return ()
+        return []
 
-    def _derive_words(self, term: Term) -> Form:
+    def _derive_words(self, term: Term) -> list[_Pair]:
         assert term.words is not None
         assert term.high is not None
         words, depth = term.words.words, term.depth
@@ -534,10 +545,10 @@ class TermStore:
             end = bisect_right(words, byte, at, term.high, key=lambda word: word[depth])
             pairs.append((1 << byte, self._words(term.words, at, end, depth + 1)))
             at = end
-        return tuple(pairs)
+        return pairs
 
-    def _derive_sequence(self, term: Term) -> Form:
-        pairs: list[tuple[int, Term]] = []
+    def _derive_sequence(self, term: Term) -> list[_Pair]:
+        pairs: list[_Pair] = []
         while True:
             if term.kind != Kind.SEQUENCE:
                 pairs.extend(self.form(term))
@@ -547,10 +558,10 @@ class TermStore:
             if not head.nullable:
                 break
             term = tail
-        return tuple(pairs)
+        return pairs
 
-    def _derive_both(self, term: Term) -> Form:
-        first, *others = (self.parts(item) for item in term.items)
+    def _derive_both(self, term: Term) -> list[_Pair]:
+        first, *others = (list(self.parts(item)) for item in term.items)
         combined = [(bits, [after]) for bits, after in first]
         for parts in others:
             self.spend(len(combined) * len(parts) // 16)
@@ -561,20 +572,20 @@ class TermStore:
                 if bits & other_bits
             ]
         pairs = ((bits, self.both(*afters)) for bits, afters in combined)
-        return tuple(pair for pair in pairs if pair[1].kind != Kind.EMPTY)
+        return [pair for pair in pairs if pair[1].kind != Kind.EMPTY]
 
-    def _derive_call(self, term: Term) -> Form:
+    def _derive_call(self, term: Term) -> list[_Pair]:
         rule = term.rule
         assert rule is not None
         if rule.is_expanding:
             raise GrammarTooComplex(f"{rule.name} begins with itself")
         rule.is_expanding = True
         try:
-            return self.form(rule.body())
+            return list(self.form(rule.body()))
         finally:
             rule.is_expanding = False
 
-    def _determinise(self, form: Form) -> Form:
+    def _determinise(self, form: Form) -> list[_Pair]:
         seen = 0
         parts: list[tuple[int, list[Term]]] = []
         for bits, after in form:
@@ -606,7 +617,7 @@ class TermStore:
         for bits, afters in parts:
             after = afters[0] if len(afters) == 1 else self.alternation(afters)
             merged[after] = merged.get(after, 0) | bits
-        return tuple((bits, after) for after, bits in merged.items())
+        return [(bits, after) for after, bits in merged.items()]
 
     # Questions
 
