@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from palmette.runtime.attention.buckets import (
     MAX_PADDED_QUERIES,
@@ -23,6 +24,8 @@ Rows = torch.Tensor | slice
 # Rows of a long prefill that are multiplied at once. Of 64 to 512, 128 was fastest at 1,000 keys:
 # more waste work above the diagonal and leave the cache, fewer are small products.
 _MAX_BLOCK_ROWS = 128
+
+_SUMMED_AT_ONCE = 192  # by MKL, see `_combine`
 
 
 class TorchAttention:
@@ -116,7 +119,8 @@ class _Call(Protocol):
 class _PaddedCall:
     """`num_sequences` sequences, each with `num_queries` rows over `length` keys, in one product.
 
-    The keys are whole pages: a product over a part of them would first copy it in bfloat16.
+    The keys are whole pages: a product over a part of them would first copy it in bfloat16, and
+    with whole vectors of keys a softmax does not depend on how many masked ones follow.
 
     `taken` are the rows to read [num_sequences * num_queries]; a shorter sequence repeats its last
     row, and `kept` picks what is not such a repetition: `rows`. The mask is additive.
@@ -129,7 +133,8 @@ class _PaddedCall:
     num_queries: int
     length: int
     pages: PageReader
-    mask: torch.Tensor | None  # [num_sequences, num_queries * group, length]
+    spare: int  # heads of zeros beside each num_queries * group, see `_spare_heads`
+    mask: torch.Tensor | None  # [num_sequences, num_queries * group + spare, length]
 
     def run(
         self, kv: KVPool, layer: int, queries: torch.Tensor, lse: torch.Tensor | None
@@ -141,16 +146,19 @@ class _PaddedCall:
         keys, values = tokens.view(2, k * s, -1, head_dim) if s > 1 else tokens
         heads = _get(queries, self.taken).view(s, q, k, group, head_dim)
         heads = heads.permute(2, 0, 1, 3, 4).reshape(k * s, q * group, head_dim)
+        if self.spare:
+            heads = F.pad(heads, (0, 0, 0, self.spare))
         scores = torch.bmm(heads, keys.transpose(1, 2))
         if self.mask is not None:
-            scores.view(k, s, q * group, self.length).add_(self.mask)
+            scores.view(k, s, q * group + self.spare, self.length).add_(self.mask)
         out, own_lse = _weigh(scores, values, lse is not None)
-        out = out.view(k, s, q, group, head_dim).permute(1, 2, 0, 3, 4)
+        out = out[:, : q * group].reshape(k, s, q, group, head_dim).permute(1, 2, 0, 3, 4)
         out = out.reshape(s * q, num_heads, head_dim)
         if self.kept is not None:
             out = out.index_select(0, self.kept)
         if lse is not None and own_lse is not None:
-            own_lse = own_lse.view(k, s, q, group).permute(1, 2, 0, 3).reshape(s * q, num_heads)
+            own_lse = own_lse[:, : q * group].reshape(k, s, q, group).permute(1, 2, 0, 3)
+            own_lse = own_lse.reshape(s * q, num_heads)
             if self.kept is not None:
                 own_lse = own_lse.index_select(0, self.kept)
             _put(lse, self.rows, own_lse)
@@ -162,45 +170,54 @@ class _BlockedCall:
     """Many rows over the keys of one page table, some rows at a time.
 
     If `diagonal` is given, row i sees the first `length - len(rows) + 1 + i` keys, else all.
+    Whole pages are multiplied, as in a padded call.
     """
 
     rows: Rows
     block_rows: int
     length: int
     pages: PageReader
-    diagonal: torch.Tensor | None  # [block_rows * group, block_rows], additive
+    spare: int  # heads of zeros after the last, see `_spare_heads`
+    diagonal: torch.Tensor | None  # [block_rows * group, block_rows + page_size], additive
 
     def run(
         self, kv: KVPool, layer: int, queries: torch.Tensor, lse: torch.Tensor | None
     ) -> torch.Tensor:
         num_heads, head_dim = queries.shape[1:]
         k, group = kv.num_kv_heads, num_heads // kv.num_kv_heads
-        keys, values = self.pages.read(layer)[:, :, : self.length]  # [k, length, D]
+        keys, values = self.pages.read(layer)  # [k, whole pages of length, D]
         keys = keys.transpose(1, 2)
         heads = _get(queries, self.rows)
         num_rows = heads.shape[0]
         heads = heads.view(num_rows, k, group, head_dim).transpose(0, 1)
         heads = heads.reshape(k, num_rows * group, head_dim)
+        if self.spare:
+            heads = F.pad(heads, (0, 0, 0, self.spare))
         num_before = self.length - num_rows  # keys that every row sees, if causal
         outs: list[torch.Tensor] = []
         lses: list[torch.Tensor] = []
         for start in range(0, num_rows, self.block_rows):
             end = min(start + self.block_rows, num_rows)
+            block = heads[:, start * group :]
+            if end < num_rows:
+                block = block[:, : (end - start) * group]
             num_seen = self.length if self.diagonal is None else num_before + end
-            scores = torch.bmm(heads[:, start * group : end * group], keys[:, :, :num_seen])
+            num_seen += -num_seen % kv.page_size
+            scores = torch.bmm(block, keys[:, :, :num_seen])
             if self.diagonal is not None:
-                size = end - start
-                scores[:, :, num_before + start :].add_(self.diagonal[: size * group, :size])
+                hidden = scores[:, : (end - start) * group, num_before + start :]
+                hidden.add_(self.diagonal[: hidden.shape[1], : hidden.shape[2]])
             out, own_lse = _weigh(scores, values[:, :num_seen], lse is not None)
             outs.append(out)
             if own_lse is not None:
                 lses.append(own_lse)
         if lse is not None:
-            joined = torch.cat(lses, dim=1).view(k, num_rows, group).transpose(0, 1)
-            _put(lse, self.rows, joined.reshape(num_rows, num_heads))
+            all_lse = torch.cat(lses, dim=1)[:, : num_rows * group]
+            all_lse = all_lse.reshape(k, num_rows, group).transpose(0, 1)
+            _put(lse, self.rows, all_lse.reshape(num_rows, num_heads))
         joined = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
-        joined = joined.view(k, num_rows, group, head_dim).transpose(0, 1)
-        return joined.reshape(num_rows, num_heads, head_dim)
+        joined = joined[:, : num_rows * group].reshape(k, num_rows, group, head_dim)
+        return joined.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
 
 
 def _weigh(
@@ -211,12 +228,25 @@ def _weigh(
     Consumes `scores`.
     """
     if not wants_lse:
-        return torch.bmm(torch.softmax(scores, dim=-1), values), None
+        return _combine(torch.softmax(scores, dim=-1), values), None
     highest = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(highest).exp_()
     total = weights.sum(dim=-1, keepdim=True, dtype=torch.float32)
-    out = torch.bmm(weights, values) / total
+    out = _combine(weights, values) / total
     return out, (highest.float() + total.log())[..., 0]
+
+
+def _combine(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """`weights @ values`, summed in the same order however many masked keys come last.
+
+    MKL's float32 product sums over blocks of 192, but halves what is left of more than one block;
+    so whole blocks and the rest are two products. bfloat16, which is oneDNN's, needs no such care.
+    """
+    num_whole = values.shape[1] - values.shape[1] % _SUMMED_AT_ONCE
+    if weights.dtype != torch.float32 or num_whole in (0, values.shape[1]):
+        return torch.bmm(weights, values)
+    out = torch.bmm(weights[:, :, :num_whole], values[:, :num_whole])
+    return out.baddbmm_(weights[:, :, num_whole:], values[:, num_whole:])
 
 
 def _padded_call(
@@ -256,6 +286,7 @@ def _padded_call(
             kept = (offsets < own_counts).flatten().nonzero()[:, 0]
             rows = taken.index_select(0, kept)
 
+    spare = _spare_heads(kv, q * group)
     mask: torch.Tensor | None = None
     if q > 1 or any(lengths[member] != length for member in members):
         # Row i of a sequence sees its first (length - count + 1 + i) keys, padding rows all.
@@ -265,7 +296,7 @@ def _padded_call(
         is_hidden = torch.arange(length, device=device) >= num_seen[..., None]
         mask = torch.zeros(is_hidden.shape, dtype=kv.dtype, device=device)
         mask.masked_fill_(is_hidden, -math.inf)
-        mask = mask.repeat_interleave(group, dim=1)
+        mask = F.pad(mask.repeat_interleave(group, dim=1), (0, 0, 0, spare))
     return _PaddedCall(
         rows=rows,
         taken=taken,
@@ -273,6 +304,7 @@ def _padded_call(
         num_sequences=s,
         num_queries=q,
         length=length,
+        spare=spare,
         pages=kv.reader(page_ids, may_view=s == 1 and _may_view(kv)),
         mask=mask,
     )
@@ -286,7 +318,8 @@ def _long_call(
     start, end = batch.query_starts[member], batch.query_starts[member + 1]
     block_rows = _block_rows(length, group * kv.num_kv_heads)
     size = min(block_rows, end - start)
-    diagonal = torch.full((size, size), -math.inf, dtype=kv.dtype, device=kv.device).triu_(1)
+    shape = (size, size + kv.page_size)
+    diagonal = torch.full(shape, -math.inf, dtype=kv.dtype, device=kv.device).triu_(1)
     return _BlockedCall(
         rows=slice(None) if end - start == batch.num_tokens else slice(start, end),
         block_rows=block_rows,
@@ -295,6 +328,7 @@ def _long_call(
             batch.page_tables[member][first : first - (-length // kv.page_size)],
             may_view=_may_view(kv),
         ),
+        spare=_spare_heads(kv, (end - start) * group),
         diagonal=diagonal.repeat_interleave(group, dim=0),
     )
 
@@ -315,6 +349,7 @@ def _prefix_call(
         block_rows=_block_rows(length, group * kv.num_kv_heads),
         length=length,
         pages=kv.reader(batch.page_tables[members[0]][: prefix.num_pages], may_view=_may_view(kv)),
+        spare=_spare_heads(kv, sum(counts[member] for member in members) * group),
         diagonal=None,
     )
 
@@ -324,8 +359,19 @@ def _may_view(kv: KVPool) -> bool:
     return kv.dtype == torch.float32
 
 
+def _spare_heads(kv: KVPool, num_heads: int) -> int:
+    """Heads to add so that a product has a multiple of four rows.
+
+    MKL's float32 product sums a matrix of 1 to 3 rows in another order than larger ones, and so
+    a decoded token would differ in its last bits from the same token in a prefill. A product of
+    four rows takes no longer than one of three (measured).
+    """
+    return -num_heads % 4 if kv.dtype == torch.float32 else 0
+
+
 def _block_rows(length: int, num_heads: int) -> int:
-    return max(16, min(_MAX_BLOCK_ROWS, MAX_SCORES // (length * num_heads)))
+    most = min(_MAX_BLOCK_ROWS, MAX_SCORES // (length * num_heads))
+    return max(16, most - most % 16)
 
 
 def _get(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
