@@ -12,7 +12,6 @@ import argparse
 from collections.abc import Sequence
 from typing import Literal
 
-from _figures import print_figures
 from pydantic import BaseModel, Field
 
 import palmette as pm
@@ -59,7 +58,7 @@ def run(backend: pm.Engine, ticket: str) -> pm.State:
     print(f"Record:  {state['record']!r}")
     for opening, note in zip(OPENINGS, state["note"], strict=True):
         print(f"Note:    {opening}{note}")
-    print_figures(state)
+    state.print_figures()
     return state
 
 

@@ -16,12 +16,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 from palmette.errors import ProgramError, UnsupportedFeature, VariableNotSet
 from palmette.lang.appending import append, caller
 from palmette.lang.branch import Branch
 from palmette.lang.branches import Branches
+from palmette.lang.figures import Figures, figures_of, print_figures
 from palmette.lang.nodes import Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_expr
 from palmette.lang.operations import Fork
 from palmette.lang.signals import Signal
@@ -144,6 +145,16 @@ class State:
         return self._settled(name).all_meta()
 
     get_meta_info = meta
+
+    def figures(self) -> list[Figures]:
+        """What each primitive that set a variable cost in tokens and time; waits for all."""
+        self.sync()
+        return figures_of(self)
+
+    def print_figures(self, file: IO[str] | None = None) -> None:
+        """`figures` as a table on `file`, by default standard output."""
+        self.sync()
+        print_figures(self, file)
 
     async def value(self, name: str) -> Any:
         """The value of a variable, waited for without blocking the event loop."""

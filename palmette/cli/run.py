@@ -18,10 +18,7 @@ from palmette.errors import InvalidRequest, ProgramError
 
 if TYPE_CHECKING:
     from palmette.lang.function import Function
-    from palmette.lang.state import State
     from palmette.protocol import TokenBackend
-
-_FIGURES = ("prefilled_tokens", "cached_tokens", "forced_tokens", "decoded_tokens")
 
 
 def add_to(commands: Any) -> None:
@@ -75,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             print()
         if not arguments.no_figures:
-            _print_figures(state)
+            state.print_figures(sys.stderr)
     return 0
 
 
@@ -159,29 +156,3 @@ def _backend(arguments: argparse.Namespace) -> Iterator[TokenBackend | None]:
 
     with AsyncEngine(arguments.model, **options) as engine:
         yield engine
-
-
-def _print_figures(state: State) -> None:
-    """A row for each primitive that set a variable, and the sum of all."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("primitive")
-    for column in (*_FIGURES, "milliseconds"):
-        table.add_column(column.replace("_tokens", ""), justify="right")
-    for label, meta in _primitives(state):
-        counts = [str(meta[figure]) for figure in _FIGURES]
-        table.add_row(label, *counts, f"{meta['milliseconds']:.0f}")
-    table.add_section()
-    usage = state.usage()
-    table.add_row("all", *(str(getattr(usage, figure)) for figure in _FIGURES), "")
-    Console(stderr=True).print(table)
-
-
-def _primitives(state: State) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name in state.names():
-        meta = state.meta(name)
-        if isinstance(meta, list):  # gathered by a join
-            yield from ((f"{name}[{index}]", each) for index, each in enumerate(meta) if each)
-        elif meta:
-            yield name, meta
