@@ -197,16 +197,30 @@ class MaskBuilder:
         return tuple(automaton.term_of(int(state)) for state in ending)
 
     def _body_of(self, head: Term) -> Body:
-        trie = self._vocabulary.trie
-        clamped = self._store.clamp(head, trie.max_token_bytes)
+        clamped = self._store.clamp(head, self._vocabulary.trie.max_token_bytes)
         digest = self._store.digest(clamped)
         body = self._shared.get(digest)
         if body is None:
-            state = np.array([self._automaton.state_of(clamped)], np.int32)
-            nodes, states = self._automaton.walk(trie, self._root, state)
-            row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
-            row[trie.tokens_at(nodes)] = True
-            exits = nodes[self._automaton.nullable[states]]
-            body = Body(TokenSet(row), exits)
+            base = self._store.without_exclusion(clamped)
+            body = self._walk_body(clamped) if base is None else self._narrow_body(clamped, base)
             self._shared.put(digest, body)
         return body
+
+    def _walk_body(self, head: Term) -> Body:
+        trie, automaton = self._vocabulary.trie, self._automaton
+        state = np.array([automaton.state_of(head)], np.int32)
+        nodes, states = automaton.walk(trie, self._root, state)
+        row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
+        row[trie.tokens_at(nodes)] = True
+        return Body(TokenSet(row), nodes[automaton.nullable[states]])
+
+    def _narrow_body(self, head: Term, base: Term) -> Body:
+        """The body of `base`, less the ends at which a word excluded from `head` is complete."""
+        trie, automaton = self._vocabulary.trie, self._automaton
+        known = self._body_of(base)
+        state = automaton.state_of(head)
+        is_end = np.array([automaton.accepts(state, trie.path(n)) for n in known.exits], bool)
+        row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
+        known.inside.write(row)
+        row[trie.tokens_at(known.exits[~is_end])] = False
+        return Body(TokenSet(row), known.exits[is_end])

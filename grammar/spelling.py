@@ -68,6 +68,8 @@ class JsonString:
 
     def _spell(self, characters: CodePoints) -> Term:
         store = self.store
+        if len(characters.ranges) == 1 and characters.ranges[0][0] == characters.ranges[0][1]:
+            return store.words(_spellings(characters.ranges[0][0]))
         short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
         basic = characters.between(0, 0xFFFF)
         beyond = [
@@ -116,6 +118,21 @@ def _positional(
         store.sequence(*prefix, store.byte_set(bits), _positional(store, rests, place + 1, digits))
         for rests, bits in values.items()
     )
+
+
+def _spellings(code_point: int) -> set[bytes]:
+    """Every way to write one character inside a JSON string."""
+    character = chr(code_point)
+    spellings = {character.encode()} if code_point not in _NEEDS_ESCAPE else set()
+    if code_point in _SHORT_ESCAPES:
+        spellings.add(bytes([0x5C, _SHORT_ESCAPES[code_point]]))
+    units = character.encode("utf-16-be").hex()
+    escapes = [""]
+    for i, digit in enumerate(units):
+        prefix = "\\u" if i % 4 == 0 else ""
+        cases = {digit, digit.upper()}
+        escapes = [written + prefix + case for written in escapes for case in cases]
+    return spellings | {escape.encode() for escape in escapes}
 
 
 def _bytes(store: TermStore, byte: bytes) -> Term:

@@ -115,7 +115,8 @@ class Term:
     """One interned node; equal terms of one store are the same object until the store is cleared.
 
     `is_searched` marks a term with an intersection or a complement in it: whether it is empty
-    cannot be read off its shape. `is_regular` marks one without calls.
+    cannot be read off its shape. `is_regular` marks one without calls, `is_finite` one that
+    obviously has a limited number of strings.
     """
 
     __slots__ = (
@@ -127,6 +128,7 @@ class Term:
         "form",
         "form_sets",
         "high",
+        "is_finite",
         "is_regular",
         "is_searched",
         "items",
@@ -168,6 +170,11 @@ class Term:
         self.serial = next(_serials)
         self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
         self.is_regular: bool = kind != Kind.CALL and all(i.is_regular for i in items)
+        self.is_finite: bool = (
+            kind not in (Kind.NOT, Kind.CALL)
+            and not (kind == Kind.REPEAT and high is None)
+            and all(i.is_finite for i in items)
+        )
         self.floor = self._lower_bound()
         # Memos of the store.
         self.form: tuple[Term, ...] | None = None
@@ -860,6 +867,9 @@ class TermStore:
         fewer but longer characters is needed.
         """
         ends = [each.spine[-1] for counter in counters for each in counter.alternatives]
+        if _excludes_finitely(others) and all(e.low == 0 and e.high is None for e in ends):
+            # Finish the character that has begun, and add one that leads away from every word.
+            return 4 * _BYTES_PER_CHARACTER
         detour = self.detour(others) if all(end.low == 0 for end in ends) else None
         if detour is None:
             detour = min((end.high for end in ends if end.high is not None), default=None)
@@ -935,6 +945,24 @@ class TermStore:
             return term
         return self.both(others, *(self._without_end(c, num_bytes + detour) for c in counters))
 
+    def without_exclusion(self, lexeme: Term) -> Term | None:
+        """The lexeme as it would be if a finite number of words were not excluded from it.
+
+        None if there is no such exclusion. A prefix that can be completed with them can be
+        completed without them: any characters may follow, so some lead away from all of them.
+        """
+        elements = lexeme.items[0].spine if lexeme.kind == Kind.LEXEME else []
+        searched = [i for i, element in enumerate(elements) if element.is_searched]
+        if len(searched) != 1 or elements[searched[0]].kind != Kind.BOTH:
+            return None
+        others, counters = self._split_counters(elements[searched[0]])
+        ends = [each.spine[-1] for counter in counters for each in counter.alternatives]
+        is_open = all(end.low == 0 and end.high is None for end in ends)
+        if len(counters) != 1 or others is None or not is_open or not _excludes_finitely(others):
+            return None
+        elements[searched[0]] = counters[0]
+        return self.lexeme(self.sequence(*elements))
+
     def _split_counters(self, term: Term) -> tuple[Term | None, list[Term]]:
         """An intersection without its counters of characters, if anything is left, and these."""
         counters = [item for item in term.items if self._counts_characters(item)]
@@ -1003,6 +1031,10 @@ class TermStore:
         if term.kind in (Kind.ALTERNATION, Kind.BOTH):
             items.sort()
         return _digest(head, *items)
+
+
+def _excludes_finitely(term: Term) -> bool:
+    return term.kind == Kind.NOT and term.items[0].is_finite
 
 
 def _digest(*fields: bytes) -> bytes:

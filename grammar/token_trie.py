@@ -48,6 +48,7 @@ class TokenTrie:
         self.max_token_bytes = depth
         self.byte = np.concatenate(levels_byte)  # [num_nodes], how the parent reaches the node
         parent = np.concatenate(levels_parent)
+        self._parent: IntArray = parent.astype(np.int32)
         self.num_children: IntArray = np.bincount(parent[1:], minlength=num_nodes).astype(np.int32)
         self.first_child: IntArray = (1 + np.cumsum(self.num_children) - self.num_children).astype(
             np.int32
@@ -59,6 +60,14 @@ class TokenTrie:
         counts = np.bincount(node, minlength=num_nodes)
         self.first_token: IntArray = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         self.has_token = counts > 0  # [num_nodes]
+
+    def path(self, node: int) -> bytes:
+        """The prefix that the node stands for."""
+        path = bytearray()
+        while node:
+            path.append(int(self.byte[node]))
+            node = int(self._parent[node])
+        return bytes(reversed(path))
 
     def child(self, node: int, byte: int) -> int | None:
         """The node that `byte` leads to from `node`."""
