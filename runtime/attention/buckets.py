@@ -24,33 +24,31 @@ class Bucket:
     length: int
 
 
-def bucket_sequences(counts: Sequence[int], lengths: Sequence[int], num_heads: int) -> list[Bucket]:
+def bucket_sequences(
+    counts: Sequence[int], lengths: Sequence[int], num_heads: int, num_shared_keys: int = 0
+) -> list[Bucket]:
     """Every sequence in exactly one bucket; sequence s has `counts[s]` rows over `lengths[s]` keys.
 
-    Long runs of rows are alone. The others are taken from the most rows and keys down, and cut
-    where padding would waste more than a further call costs or the scores would grow too large.
+    They are taken from the most rows and keys down, and cut where padding would waste more than a
+    further call costs, or where the scores, with those of `num_shared_keys` keys that all see
+    besides, would grow too large.
     """
     buckets: list[Bucket] = []
-    short: list[int] = []
-    for s, count in enumerate(counts):
-        if count > MAX_PADDED_QUERIES:
-            buckets.append(Bucket([s], count, lengths[s]))
-        else:
-            short.append(s)
-    short.sort(key=lambda s: (counts[s], lengths[s]), reverse=True)
+    order = sorted(range(len(counts)), key=lambda s: (counts[s], lengths[s]), reverse=True)
     start = 0
-    while start < len(short):
-        num_queries, longest = counts[short[start]], lengths[short[start]]
+    while start < len(order):
+        num_queries, longest = counts[order[start]], lengths[order[start]]
         needed, end = num_queries * longest, start + 1
-        while end < len(short):
-            s = short[end]
+        while end < len(order):
+            s = order[end]
             width = max(longest, lengths[s])
-            padded = num_queries * width * (end + 1 - start)
+            num_rows = num_queries * (end + 1 - start)
             needed += counts[s] * lengths[s]
-            if padded - needed > MAX_WASTED_KEYS or padded * num_heads > MAX_SCORES:
+            num_scores = num_rows * num_heads * (width + num_shared_keys)
+            if num_rows * width - needed > MAX_WASTED_KEYS or num_scores > MAX_SCORES:
                 break
             longest = width
             end += 1
-        buckets.append(Bucket(sorted(short[start:end]), num_queries, longest))
+        buckets.append(Bucket(sorted(order[start:end]), num_queries, longest))
         start = end
     return buckets

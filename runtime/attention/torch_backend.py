@@ -15,7 +15,7 @@ from palmette.runtime.attention.buckets import (
     Bucket,
     bucket_sequences,
 )
-from palmette.runtime.attention.sharing import SharedPrefix, find_shared_prefixes
+from palmette.runtime.attention.sharing import find_shared_prefixes
 from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kv.pool import KVPool, PageReader
 
@@ -31,14 +31,14 @@ _SUMMED_AT_ONCE = 192  # by MKL, see `_combine`
 class TorchAttention:
     """Two products and a softmax for sequences of similar length together.
 
-    A shared prefix is read once: the rows of sequences whose page tables begin alike attend to
-    the shared pages in one call and to the rest of their own in another, and the two parts are
-    merged by the log-sum-exp of their scores. That is the shared-prefix attention of Hydragen
-    (arXiv:2402.05099), cascade inference in FlashInfer (arXiv:2501.01005); exact but for rounding.
+    A shared prefix is read once: all rows of sequences whose page tables begin alike multiply its
+    keys in one product and its values in another, as in Hydragen (arXiv:2402.05099) and cascade
+    inference (FlashInfer, arXiv:2501.01005). Their scores are joined to those of each sequence's
+    own keys before one softmax, so that in float32 the result is that of attending alone, to the
+    bit. (In bfloat16 the two parts of a sum are each rounded.)
 
     The products are plain `torch.bmm` over the pool's layout. On the CPUs it was measured on that
-    is as fast as torch's fused kernel in float32 and 3 times as fast in bfloat16, and it yields the
-    log-sum-exp without operators that are private to torch.
+    is as fast as torch's fused kernel in float32 and 3 times as fast in bfloat16.
     """
 
     def __init__(self, *, share_prefixes: bool = True) -> None:
@@ -48,55 +48,44 @@ class TorchAttention:
         """Gather indices and masks of `batch`, once for all layers."""
         starts, contexts = batch.query_starts, batch.context_lengths
         counts = [starts[s + 1] - starts[s] for s in range(batch.num_sequences)]
-        shared: list[SharedPrefix] = []
-        if self._share_prefixes:
-            cached = [n - q for n, q in zip(contexts, counts, strict=True)]
-            shared = find_shared_prefixes(batch.page_tables, cached, kv.page_size)
-        skipped = [0] * batch.num_sequences  # leading pages that a prefix call reads
-        for prefix in shared:
-            for s in prefix.members:
-                skipped[s] = prefix.num_pages
-        lengths = [n - pages * kv.page_size for n, pages in zip(contexts, skipped, strict=True)]
         group = num_heads // kv.num_kv_heads
-        own: list[_Call] = []
-        for bucket in bucket_sequences(counts, lengths, num_heads):
-            if bucket.num_queries > MAX_PADDED_QUERIES:
-                own.append(_long_call(batch, kv, bucket, skipped, group))
-            else:
-                own.append(_padded_call(batch, kv, bucket, counts, lengths, skipped, group))
-        prefixes: list[_Call] = [
-            _prefix_call(batch, kv, prefix, counts, group) for prefix in shared
-        ]
-        return _TorchPlan(kv, own, prefixes)
+        calls: list[_Call] = []
+        alone = [s for s in range(batch.num_sequences) if counts[s] <= MAX_PADDED_QUERIES]
+        if self._share_prefixes:
+            tables = [batch.page_tables[s] for s in alone]
+            cached = [contexts[s] - counts[s] for s in alone]
+            sharing: set[int] = set()
+            for prefix in find_shared_prefixes(tables, cached, kv.page_size):
+                num_pages = prefix.num_pages - prefix.num_pages % _prefix_step(kv)
+                if num_pages:
+                    members = [alone[i] for i in prefix.members]
+                    calls += _padded_calls(batch, kv, members, counts, num_pages, group)
+                    sharing.update(members)
+            alone = [s for s in alone if s not in sharing]
+        calls += _padded_calls(batch, kv, alone, counts, 0, group)
+        for s, count in enumerate(counts):
+            if count > MAX_PADDED_QUERIES:
+                calls.append(_long_call(batch, kv, s, group))
+        return _TorchPlan(kv, calls)
 
 
 @dataclass(frozen=True, slots=True)
 class _TorchPlan:
     kv: KVPool
-    own: list[_Call]
-    prefixes: list[_Call]
+    calls: list[_Call]
 
     def attend(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        first = self.own[0].rows
-        if not self.prefixes and isinstance(first, slice) and first == slice(None):
-            return self.own[0].run(self.kv, layer, queries, None)
-        shape, device = queries.shape, queries.device
-        if not self.prefixes:
-            output = torch.empty(shape, dtype=queries.dtype, device=device)
-            for call in self.own:
-                _put(output, call.rows, call.run(self.kv, layer, queries, None))
-            return output
-        output = torch.empty(shape, dtype=torch.float32, device=device)
-        lse = torch.empty(shape[:2], dtype=torch.float32, device=device)
-        prefix_lse = torch.empty_like(lse)
-        for call in self.own:
-            _put(output, call.rows, call.run(self.kv, layer, queries, lse))
-        for call in self.prefixes:
-            part = call.run(self.kv, layer, queries, prefix_lse)
-            weight = torch.sigmoid(_get(prefix_lse, call.rows) - _get(lse, call.rows))
-            rest = _get(output, call.rows)
-            _put(output, call.rows, torch.lerp(rest, part, weight[..., None]))
-        return output.to(queries.dtype)
+        first = self.calls[0].rows
+        if isinstance(first, slice) and first == slice(None):
+            return self.calls[0].run(self.kv, layer, queries)
+        output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        for call in self.calls:
+            out = call.run(self.kv, layer, queries)
+            if isinstance(call.rows, slice):
+                output[call.rows] = out
+            else:
+                output.index_copy_(0, call.rows, out)
+        return output
 
 
 class _Call(Protocol):
@@ -105,13 +94,8 @@ class _Call(Protocol):
     @property
     def rows(self) -> Rows: ...
 
-    def run(
-        self, kv: KVPool, layer: int, queries: torch.Tensor, lse: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Outputs of `rows`, [len(rows), H, D].
-
-        If `lse` [T, H] is given, fills the places of `rows` in it and returns float32.
-        """
+    def run(self, kv: KVPool, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        """Outputs of `rows`. [len(rows), H, D]"""
         ...
 
 
@@ -123,7 +107,8 @@ class _PaddedCall:
     with whole vectors of keys a softmax does not depend on how many masked ones follow.
 
     `taken` are the rows to read [num_sequences * num_queries]; a shorter sequence repeats its last
-    row, and `kept` picks what is not such a repetition: `rows`. The mask is additive.
+    row, and `kept` picks what is not such a repetition: `rows`. The mask is additive. If there is
+    a `prefix`, every row sees it whole, before its own keys.
     """
 
     rows: Rows
@@ -135,10 +120,9 @@ class _PaddedCall:
     pages: PageReader
     spare: int  # heads of zeros beside each num_queries * group, see `_spare_heads`
     mask: torch.Tensor | None  # [num_sequences, num_queries * group + spare, length]
+    prefix: PageReader | None
 
-    def run(
-        self, kv: KVPool, layer: int, queries: torch.Tensor, lse: torch.Tensor | None
-    ) -> torch.Tensor:
+    def run(self, kv: KVPool, layer: int, queries: torch.Tensor) -> torch.Tensor:
         num_heads, head_dim = queries.shape[1:]
         k, s, q = kv.num_kv_heads, self.num_sequences, self.num_queries
         group = num_heads // k
@@ -151,102 +135,111 @@ class _PaddedCall:
         scores = torch.bmm(heads, keys.transpose(1, 2))
         if self.mask is not None:
             scores.view(k, s, q * group + self.spare, self.length).add_(self.mask)
-        out, own_lse = _weigh(scores, values, lse is not None)
+        if self.prefix is None:
+            out = _combine(torch.softmax(scores, dim=-1), values, None)
+        else:
+            prefix_keys, prefix_values = self.prefix.read(layer)  # [k, prefix, D]
+            every = (k, s * (q * group + self.spare))
+            shared = torch.bmm(heads.view(*every, head_dim), prefix_keys.transpose(1, 2))
+            num_shared = shared.shape[2]
+            shared = shared.view(k * s, -1, num_shared)
+            weights = torch.softmax(torch.cat((shared, scores), dim=-1), dim=-1)
+            shared = weights[:, :, :num_shared].reshape(*every, num_shared)
+            out = torch.bmm(shared, prefix_values).view(k * s, -1, head_dim)
+            out = _combine(weights[:, :, num_shared:], values, out)
         out = out[:, : q * group].reshape(k, s, q, group, head_dim).permute(1, 2, 0, 3, 4)
         out = out.reshape(s * q, num_heads, head_dim)
-        if self.kept is not None:
-            out = out.index_select(0, self.kept)
-        if lse is not None and own_lse is not None:
-            own_lse = own_lse[:, : q * group].reshape(k, s, q, group).permute(1, 2, 0, 3)
-            own_lse = own_lse.reshape(s * q, num_heads)
-            if self.kept is not None:
-                own_lse = own_lse.index_select(0, self.kept)
-            _put(lse, self.rows, own_lse)
-        return out
+        return out if self.kept is None else out.index_select(0, self.kept)
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockedCall:
-    """Many rows over the keys of one page table, some rows at a time.
+    """Many rows of one sequence over its `length` keys, some rows at a time.
 
-    If `diagonal` is given, row i sees the first `length - len(rows) + 1 + i` keys, else all.
-    Whole pages are multiplied, as in a padded call.
+    Row i sees the first `length - len(rows) + 1 + i` keys. Whole pages are multiplied, as in a
+    padded call.
     """
 
-    rows: Rows
+    rows: slice
     block_rows: int
     length: int
     pages: PageReader
     spare: int  # heads of zeros after the last, see `_spare_heads`
-    diagonal: torch.Tensor | None  # [block_rows * group, block_rows + page_size], additive
+    diagonal: torch.Tensor  # [block_rows * group, block_rows + page_size], additive
 
-    def run(
-        self, kv: KVPool, layer: int, queries: torch.Tensor, lse: torch.Tensor | None
-    ) -> torch.Tensor:
+    def run(self, kv: KVPool, layer: int, queries: torch.Tensor) -> torch.Tensor:
         num_heads, head_dim = queries.shape[1:]
         k, group = kv.num_kv_heads, num_heads // kv.num_kv_heads
         keys, values = self.pages.read(layer)  # [k, whole pages of length, D]
         keys = keys.transpose(1, 2)
-        heads = _get(queries, self.rows)
+        heads = queries[self.rows]
         num_rows = heads.shape[0]
         heads = heads.view(num_rows, k, group, head_dim).transpose(0, 1)
         heads = heads.reshape(k, num_rows * group, head_dim)
         if self.spare:
             heads = F.pad(heads, (0, 0, 0, self.spare))
-        num_before = self.length - num_rows  # keys that every row sees, if causal
+        num_before = self.length - num_rows  # keys that every row sees
         outs: list[torch.Tensor] = []
-        lses: list[torch.Tensor] = []
         for start in range(0, num_rows, self.block_rows):
             end = min(start + self.block_rows, num_rows)
             block = heads[:, start * group :]
             if end < num_rows:
                 block = block[:, : (end - start) * group]
-            num_seen = self.length if self.diagonal is None else num_before + end
+            num_seen = num_before + end
             num_seen += -num_seen % kv.page_size
             scores = torch.bmm(block, keys[:, :, :num_seen])
-            if self.diagonal is not None:
-                hidden = scores[:, : (end - start) * group, num_before + start :]
-                hidden.add_(self.diagonal[: hidden.shape[1], : hidden.shape[2]])
-            out, own_lse = _weigh(scores, values[:, :num_seen], lse is not None)
-            outs.append(out)
-            if own_lse is not None:
-                lses.append(own_lse)
-        if lse is not None:
-            all_lse = torch.cat(lses, dim=1)[:, : num_rows * group]
-            all_lse = all_lse.reshape(k, num_rows, group).transpose(0, 1)
-            _put(lse, self.rows, all_lse.reshape(num_rows, num_heads))
+            hidden = scores[:, : (end - start) * group, num_before + start :]
+            hidden.add_(self.diagonal[: hidden.shape[1], : hidden.shape[2]])
+            outs.append(_combine(torch.softmax(scores, dim=-1), values[:, :num_seen], None))
         joined = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
         joined = joined[:, : num_rows * group].reshape(k, num_rows, group, head_dim)
         return joined.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
 
 
-def _weigh(
-    scores: torch.Tensor, values: torch.Tensor, wants_lse: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(scores) @ values, and the log-sum-exp of each row if wanted; then both are float32.
-
-    Consumes `scores`.
-    """
-    if not wants_lse:
-        return _combine(torch.softmax(scores, dim=-1), values), None
-    highest = scores.amax(dim=-1, keepdim=True)
-    weights = scores.sub_(highest).exp_()
-    total = weights.sum(dim=-1, keepdim=True, dtype=torch.float32)
-    out = _combine(weights, values) / total
-    return out, (highest.float() + total.log())[..., 0]
-
-
-def _combine(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """`weights @ values`, summed in the same order however many masked keys come last.
+def _combine(
+    weights: torch.Tensor, values: torch.Tensor, sum_before: torch.Tensor | None
+) -> torch.Tensor:
+    """`weights @ values`, plus `sum_before`, in an order that masked keys at the end do not change.
 
     MKL's float32 product sums over blocks of 192, but halves what is left of more than one block;
     so whole blocks and the rest are two products. bfloat16, which is oneDNN's, needs no such care.
     """
-    num_whole = values.shape[1] - values.shape[1] % _SUMMED_AT_ONCE
-    if weights.dtype != torch.float32 or num_whole in (0, values.shape[1]):
-        return torch.bmm(weights, values)
-    out = torch.bmm(weights[:, :, :num_whole], values[:, :num_whole])
-    return out.baddbmm_(weights[:, :, num_whole:], values[:, num_whole:])
+    length = values.shape[1]
+    num_whole = length - length % _SUMMED_AT_ONCE if weights.dtype == torch.float32 else length
+    out = sum_before
+    for part in (slice(0, num_whole), slice(num_whole, length)):
+        if part.start == part.stop:
+            continue
+        if out is None:
+            out = torch.bmm(weights[:, :, part], values[:, part])
+        else:
+            out = out.baddbmm_(weights[:, :, part], values[:, part])
+    assert out is not None, "no keys"
+    return out
+
+
+def _padded_calls(
+    batch: ForwardBatch,
+    kv: KVPool,
+    members: list[int],
+    counts: list[int],
+    num_shared: int,
+    group: int,
+) -> list[_Call]:
+    """Calls for `members`, whose first `num_shared` pages are the same."""
+    prefix, num_shared_keys = None, num_shared * kv.page_size
+    if num_shared:
+        pages = batch.page_tables[members[0]][:num_shared]
+        prefix = kv.reader(pages, may_view=_may_view(kv))
+    lengths = [batch.context_lengths[s] - num_shared_keys for s in members]
+    calls: list[_Call] = []
+    for bucket in bucket_sequences(
+        [counts[s] for s in members], lengths, group * kv.num_kv_heads, num_shared_keys
+    ):
+        chosen = [members[i] for i in bucket.members]
+        bucket = Bucket(chosen, bucket.num_queries, bucket.length)
+        calls.append(_padded_call(batch, kv, bucket, counts, num_shared, group, prefix))
+    return calls
 
 
 def _padded_call(
@@ -254,18 +247,19 @@ def _padded_call(
     kv: KVPool,
     bucket: Bucket,
     counts: list[int],
-    lengths: list[int],
-    skipped: list[int],
+    num_shared: int,
     group: int,
+    prefix: PageReader | None,
 ) -> _PaddedCall:
     members, q = bucket.members, bucket.num_queries
     starts, device, s = batch.query_starts, kv.device, len(bucket.members)
     num_pages = -(-bucket.length // kv.page_size)
     length = num_pages * kv.page_size
+    lengths = {m: batch.context_lengths[m] - num_shared * kv.page_size for m in members}
     page_ids: list[int] = []
     for member in members:
-        first = skipped[member]
-        own = batch.page_tables[member][first : first - (-lengths[member] // kv.page_size)]
+        own = batch.page_tables[member][num_shared:]
+        own = own[: -(-lengths[member] // kv.page_size)]
         page_ids += own
         page_ids += own[-1:] * (num_pages - len(own))
 
@@ -307,14 +301,12 @@ def _padded_call(
         spare=spare,
         pages=kv.reader(page_ids, may_view=s == 1 and _may_view(kv)),
         mask=mask,
+        prefix=prefix,
     )
 
 
-def _long_call(
-    batch: ForwardBatch, kv: KVPool, bucket: Bucket, skipped: list[int], group: int
-) -> _BlockedCall:
-    (member,) = bucket.members
-    first, length = skipped[member], bucket.length
+def _long_call(batch: ForwardBatch, kv: KVPool, member: int, group: int) -> _BlockedCall:
+    length = batch.context_lengths[member]
     start, end = batch.query_starts[member], batch.query_starts[member + 1]
     block_rows = _block_rows(length, group * kv.num_kv_heads)
     size = min(block_rows, end - start)
@@ -325,7 +317,7 @@ def _long_call(
         block_rows=block_rows,
         length=length,
         pages=kv.reader(
-            batch.page_tables[member][first : first - (-length // kv.page_size)],
+            batch.page_tables[member][: -(-length // kv.page_size)],
             may_view=_may_view(kv),
         ),
         spare=_spare_heads(kv, (end - start) * group),
@@ -333,25 +325,9 @@ def _long_call(
     )
 
 
-def _prefix_call(
-    batch: ForwardBatch, kv: KVPool, prefix: SharedPrefix, counts: list[int], group: int
-) -> _BlockedCall:
-    """All rows of the sequences that share `prefix` on its pages, which each of them sees whole."""
-    starts, members = batch.query_starts, prefix.members
-    first, end = starts[members[0]], starts[members[-1] + 1]
-    rows: Rows = slice(first, end)
-    if sum(counts[member] for member in members) != end - first:
-        listed = [row for m in members for row in range(starts[m], starts[m + 1])]
-        rows = torch.tensor(listed, device=kv.device)
-    length = prefix.num_pages * kv.page_size
-    return _BlockedCall(
-        rows=rows,
-        block_rows=_block_rows(length, group * kv.num_kv_heads),
-        length=length,
-        pages=kv.reader(batch.page_tables[members[0]][: prefix.num_pages], may_view=_may_view(kv)),
-        spare=_spare_heads(kv, sum(counts[member] for member in members) * group),
-        diagonal=None,
-    )
+def _prefix_step(kv: KVPool) -> int:
+    """Shared prefixes end on a multiple of this many pages, where `_combine` would cut as well."""
+    return _SUMMED_AT_ONCE // math.gcd(_SUMMED_AT_ONCE, kv.page_size)
 
 
 def _may_view(kv: KVPool) -> bool:
@@ -376,10 +352,3 @@ def _block_rows(length: int, num_heads: int) -> int:
 
 def _get(tensor: torch.Tensor, rows: Rows) -> torch.Tensor:
     return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
-
-
-def _put(tensor: torch.Tensor, rows: Rows, values: torch.Tensor) -> None:
-    if isinstance(rows, slice):
-        tensor[rows] = values
-    else:
-        tensor.index_copy_(0, rows, values)

@@ -103,7 +103,10 @@ class KVPool:
 
 
 class PageReader:
-    """Reads some pages of a layer at a time; each reading overwrites the one before."""
+    """Reads some pages, layer after layer; each reading overwrites the one before.
+
+    Made for one forward pass: asked again for the layer it read last, it does not read again.
+    """
 
     def __init__(
         self, kv: KVPool, index: torch.Tensor | slice, buffer: torch.Tensor | None
@@ -111,14 +114,17 @@ class PageReader:
         self._kv = kv
         self._index = index
         self._buffer = buffer
+        self._layer: int | None = None  # whose keys and values are in the buffer
 
     def read(self, layer: int) -> torch.Tensor:
         """Keys and values. [2, num_kv_heads, num_pages * page_size, head_dim]"""
         kv = self._kv
-        if isinstance(self._index, slice):
+        if self._buffer is None or isinstance(self._index, slice):
             tokens = kv._slots_by_layer[layer][:, self._index]
         else:
-            pieces = kv._pieces_by_layer[layer]
-            tokens = torch.index_select(pieces, 0, self._index, out=self._buffer)
+            if self._layer != layer:
+                torch.index_select(kv._pieces_by_layer[layer], 0, self._index, out=self._buffer)
+                self._layer = layer
+            tokens = self._buffer
         heads: torch.Tensor = tokens.view(2, kv.num_kv_heads, -1, kv.head_dim)
         return heads

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from palmette.errors import InvalidRequest, ModelFileError
+from palmette.runtime.attention import AttentionBackend
 from palmette.runtime.layers.linear import Linear
 from palmette.runtime.loading.gguf_model import GGUFModel
 from palmette.runtime.loading.hf_folder import HFFolder
@@ -37,14 +38,20 @@ class LoadedModel:
 
 
 def load_model(
-    path: str | Path, dtype: str = "auto", device: torch.device | str = "cpu"
+    path: str | Path,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    *,
+    attention: AttentionBackend | None = None,
 ) -> LoadedModel:
     """The model of a .gguf file or of a Hugging Face folder.
 
     `dtype` is "float32", "bfloat16" or "auto": bfloat16 where the processor multiplies it
     natively and, tried on this model's largest layer, faster. Raises ModelFileError if any tensor
     is missing, misshapen, unknown or cut off, before anything is computed with it, and
-    InvalidRequest for an unknown `dtype`.
+    InvalidRequest for an unknown `dtype`. `attention` replaces the default backend:
+    `TorchAttention(share_prefixes=False)` makes bfloat16 results independent of which sequences
+    share a batch, as float32 results are anyway, for slower batches with a long common prefix.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidRequest(
@@ -58,7 +65,7 @@ def load_model(
             chosen, reason = _fastest(config, torch.device(device))
         else:
             chosen, reason = _DTYPES[dtype], "asked for"
-        model = LlamaModel(config, source.read, dtype=chosen, device=device)
+        model = LlamaModel(config, source.read, dtype=chosen, device=device, attention=attention)
     return LoadedModel(
         model=model,
         config=config,

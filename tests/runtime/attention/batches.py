@@ -29,7 +29,7 @@ def make_case(
     *,
     num_heads: int = 4,
     num_kv_heads: int = 2,
-    num_pages: int = 256,
+    num_pages: int = 512,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Case:
@@ -68,7 +68,7 @@ def cases(draw: st.DrawFn) -> Case:
     """Batches that mix prefill, extend and decode, where some sequences share leading pages."""
     num_kv_heads = draw(st.sampled_from([1, 2, 3]))
     group = draw(st.sampled_from([1, 2, 3]))
-    free = random.Random(draw(st.integers(0, 1000))).sample(range(256), 256)
+    free = random.Random(draw(st.integers(0, 1000))).sample(range(512), 512)
     next_free = 0
 
     def take(count: int) -> list[int]:
@@ -76,7 +76,9 @@ def cases(draw: st.DrawFn) -> Case:
         next_free += count
         return free[next_free - count : next_free]
 
-    prefixes = [take(draw(st.integers(0, 12))) for _ in range(draw(st.integers(1, 2)))]
+    prefixes = [
+        take(draw(st.sampled_from([0, 3, 11, 48, 50]))) for _ in range(draw(st.integers(1, 2)))
+    ]
     sequences: list[tuple[int, int, list[int]]] = []
     for _ in range(draw(st.integers(1, 10))):
         prefix = draw(st.sampled_from(prefixes))

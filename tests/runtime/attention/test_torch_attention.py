@@ -35,18 +35,20 @@ def test_the_definition_weighs_values_by_the_softmax_of_scores() -> None:
 
 
 def test_sequences_that_share_a_long_prefix_read_it_in_one_call() -> None:
-    prefix = list(range(10))
-    case = make_case([(42 + i, 1, [*prefix, 20 + i, 50 + i]) for i in range(5)])
-    plan = TorchAttention().plan(case.batch, case.kv, 4)
-    assert [call.length for call in plan.prefixes] == [10 * PAGE_SIZE]
-    assert all(call.length <= 2 * PAGE_SIZE for call in plan.own)
+    prefix = list(range(50))  # of which the first 48 pages, 192 tokens, are read together
+    case = make_case([(202 + i, 1, [*prefix, 70 + i, 100 + i]) for i in range(5)])
+    (call,) = TorchAttention().plan(case.batch, case.kv, 4).calls
+    assert isinstance(call, torch_backend._PaddedCall)
+    assert call.prefix is not None
+    assert call.prefix.read(0).shape[2] == 192
+    assert call.length == 4 * PAGE_SIZE
     expected = attend(ReferenceAttention(), case)
     torch.testing.assert_close(attend(TorchAttention(), case), expected, atol=1e-5, rtol=0)
 
 
-def test_a_shared_prefix_of_extreme_scores_merges_without_overflow() -> None:
-    prefix = list(range(8))
-    case = make_case([(32, 1, [*prefix, 20 + i]) for i in range(4)])
+def test_a_shared_prefix_of_extreme_scores_does_not_overflow() -> None:
+    prefix = list(range(48))
+    case = make_case([(192, 1, [*prefix, 60 + i]) for i in range(4)])
     case.queries.mul_(100)
     out = attend(TorchAttention(), case)
     assert out.isfinite().all()
@@ -87,9 +89,9 @@ def test_what_stands_behind_the_context_in_its_last_page_changes_nothing() -> No
 
 
 def test_bfloat16_agrees_to_its_precision() -> None:
-    prefix = list(range(8))
-    sequences = [(32 + i % 4, 1, [*prefix, 20 + i]) for i in range(5)]
-    sequences += [(0, 40, list(range(60, 70)))]
+    prefix = list(range(48))
+    sequences = [(192 + i % 4, 1, [*prefix, 60 + i]) for i in range(5)]
+    sequences += [(0, 40, list(range(70, 80)))]
     case = make_case(sequences, dtype=torch.bfloat16)
     expected = attend(ReferenceAttention(), case).float()
     for backend in (TorchAttention(), TorchAttention(share_prefixes=False)):

@@ -103,11 +103,11 @@ def test_forks_of_one_prompt_decode_from_its_shared_pages() -> None:
     reference = oracle()
     model = ours(reference)
     kv = make_pool(model.config)
-    prompt = random_ids(10 * PAGE_SIZE, 61)
-    shared = list(range(20, 30))
+    prompt = random_ids(48 * PAGE_SIZE, 61)
+    shared = list(range(10, 58))
     model.forward(make_batch([(prompt, 0, shared)]), kv)
     forks = [[*prompt, *random_ids(1 + s, 61, seed=s)] for s in range(5)]
-    tables = [[*shared, 40 + 2 * s, 41 + 2 * s] for s in range(5)]
+    tables = [[*shared, 2 * s, 2 * s + 1] for s in range(5)]
     logits = model.forward(
         make_batch([(ids, len(prompt), t) for ids, t in zip(forks, tables, strict=True)]), kv
     )
