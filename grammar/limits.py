@@ -36,7 +36,7 @@ class Limits:
     shared_cache_bytes: int = 64 * 2**20
     # Compiled grammars remembered by one compiler, in bytes of all their tables; an ordinary one
     # takes half a megabyte. A forgotten grammar lives on as long as a matcher uses it.
-    compiled_cache_bytes: int = 96 * 2**20
+    compiled_cache_bytes: int = 64 * 2**20
 
     def __post_init__(self) -> None:
         for each in fields(self):

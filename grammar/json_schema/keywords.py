@@ -57,6 +57,7 @@ ANNOTATIONS = frozenset(
         "title",
         "description",
         "default",
+        "discriminator",
         "example",
         "examples",
         "deprecated",
