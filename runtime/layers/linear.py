@@ -48,6 +48,18 @@ class Linear:
             return self._multiply(x.repeat(2, 1))[:1]
         return self._multiply(x)
 
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The products as float32, not rounded to bfloat16 on the way. [rows, out_features]
+
+        oneDNN sums in float32 and rounds at the end. A second pass that starts from the negated
+        first result gives what that rounding took away, to bfloat16 precision: 16 bits in all,
+        for another reading of the weight and no more memory.
+        """
+        y = self(x)
+        if y.dtype is torch.float32 or not self._is_packed:
+            return y.float()
+        return y.float() + self.plus(x, -y).float()
+
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`self(x) + residual`, rounded once where the operators allow it. [rows, out_features]"""
         num_rows = x.shape[0]

@@ -157,7 +157,7 @@ class LlamaModel:
                 attended = attended.index_select(0, batch.logit_rows)
             hidden = layer.attention_output.plus(attended, hidden)
             hidden = self._feed_forward(layer, hidden)
-        return self._head(self._norm(hidden, self._final_norm)).float()
+        return self._head.in_float32(self._norm(hidden, self._final_norm))
 
     def _attend(
         self,

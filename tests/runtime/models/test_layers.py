@@ -73,3 +73,19 @@ def test_frequency_divisors_divide_the_frequencies() -> None:
     plain = inverse_frequencies(RopeConfig(theta=100.0), 4)
     divided = inverse_frequencies(RopeConfig(theta=100.0, frequency_divisors=(1.0, 8.0)), 4)
     torch.testing.assert_close(divided, plain / torch.tensor([1.0, 8.0]))
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 33])
+def test_products_as_float32_keep_what_bfloat16_would_round_away(num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(70, 48, generator=generator).bfloat16()
+    x = torch.randn(num_rows, 48, generator=generator).bfloat16()
+    exact = x.double() @ weight.double().T
+    linear = Linear(weight)
+    precise = linear.in_float32(x)
+    assert precise.dtype is torch.float32
+    assert precise.shape == (num_rows, 70)
+    if linear._is_packed:
+        torch.testing.assert_close(precise.double(), exact, atol=1e-3, rtol=0)
+    full = Linear(weight.float())
+    assert torch.equal(full.in_float32(x.float()), full(x.float()))
