@@ -18,7 +18,9 @@ from palmette.grammar.terms import Kind, Rule, Term
 from palmette.grammar.token_trie import IntArray
 from palmette.grammar.vocabulary import Vocabulary
 
-_LONGEST_TEXT = 1 << 16  # a completion of more bytes is only counted, never written out
+_JOINED_TEXT = 256  # bytes of a completion that is split into tokens as a whole, at each step anew
+_LONGEST_TEXT = 1 << 13  # bytes of one element that is
+_LONGEST_PLAN = 1 << 16  # elements; a longer completion is only counted, never written out
 _NEEDS_KEPT = 16
 
 
@@ -33,7 +35,7 @@ class Planner:
         self._automaton = automaton
         self._store = automaton.store
         self._num_tokens: dict[Term, float] = {}
-        self._spelled: dict[bytes, float] = {}
+        self._spelled: dict[bytes, list[int] | None] = {}
         self._needs: OrderedDict[Term, NDArray[np.float32]] = OrderedDict()
         self._rules = rules
         self._is_ready = False
@@ -70,51 +72,66 @@ class Planner:
             return 0
         if term.is_regular:
             num_bytes = self._store.min_bytes(term)
-            return self._spell(term) if num_bytes <= _LONGEST_TEXT else num_bytes
+            if num_bytes > _LONGEST_TEXT:
+                return num_bytes
+            token_ids = self._spell(self._store.shortest(term))
+            return math.inf if token_ids is None else len(token_ids)
         if term.kind == Kind.CALL:
             assert term.rule is not None
             return self.num_tokens(term.rule.shortest())
+        if term.kind == Kind.REPEAT:
+            return term.low * self.num_tokens(term.items[0])
         return min(self.num_tokens(item) for item in term.items if not self._store.is_empty(item))
 
-    def _spell(self, term: Term) -> float:
-        text = self._store.shortest(term)
-        num = self._spelled.get(text)
-        if num is None:
-            token_ids = self._vocabulary.fewest_tokens(text)
-            num = self._spelled[text] = math.inf if token_ids is None else len(token_ids)
-        return num
+    def _spell(self, text: bytes) -> list[int] | None:
+        if text not in self._spelled:
+            self._spelled[text] = self._vocabulary.fewest_tokens(text)
+        return self._spelled[text]
 
     def plan(self, term: Term) -> tuple[int, ...] | None:
         """At most `num_tokens(term)` tokens that complete the text.
 
         None if the vocabulary cannot spell them or there are too many to write down.
         """
-        text = self._text_of(term)
-        token_ids = None if text is None else self._vocabulary.fewest_tokens(text)
-        return None if token_ids is None else tuple(token_ids)
+        texts = self._texts_of(term)
+        if texts is None:
+            return None
+        if sum(map(len, texts)) <= _JOINED_TEXT:
+            whole = self._vocabulary.fewest_tokens(b"".join(texts))
+            return None if whole is None else tuple(whole)
+        plan: list[int] = []
+        for text in texts:
+            token_ids = self._spell(text)
+            if token_ids is None:
+                return None
+            plan += token_ids
+        return tuple(plan)
 
-    def _text_of(self, term: Term) -> bytes | None:
-        text = bytearray()
+    def _texts_of(self, term: Term) -> list[bytes] | None:
+        """The elements of a short complete text; None if one is too long to write out."""
+        texts: list[bytes] = []
         pending = [term]
-        while pending:
+        while pending and len(texts) <= _LONGEST_PLAN:
             term = pending.pop()
             if term.nullable:
                 continue
             if term.is_regular:
                 if self._store.min_bytes(term) > _LONGEST_TEXT:
                     return None
-                text += self._store.shortest(term)
+                texts.append(self._store.shortest(term))
             elif term.kind == Kind.SEQUENCE:
                 pending += (term.items[1], term.items[0])
+            elif term.kind == Kind.REPEAT:
+                if term.low > _LONGEST_PLAN:
+                    return None
+                pending += [term.items[0]] * term.low
             elif term.kind == Kind.CALL:
                 assert term.rule is not None
                 pending.append(term.rule.shortest())
             else:
                 items = [item for item in term.items if not self._store.is_empty(item)]
                 pending.append(min(items, key=self.num_tokens))
-            if len(text) > _LONGEST_TEXT:
-                return None
-        return bytes(text)
+        return None if pending else texts
 
     def worst_after(self, mask: Mask) -> float:
         """The most tokens that may be needed after any one token of the mask."""

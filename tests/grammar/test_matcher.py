@@ -45,6 +45,12 @@ SCHEMAS: dict[str, Any] = {
             {"type": "array", "items": {"type": "string", "minLength": 2}, "minItems": 1},
         ]
     },
+    "several": {
+        "type": "array",
+        "items": {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]},
+        "minItems": 4,
+        "maxItems": 6,
+    },
     "pattern": {"type": "string", "pattern": "^(a|ab)+c", "minLength": 3, "maxLength": 9},
     "nested": {
         "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1}},
@@ -280,6 +286,20 @@ def test_a_grammar_whose_shortest_text_is_beyond_writing_down_still_has_a_length
     assert set(allowed(grammar.matcher(), vocabulary, budget=5)) == set(
         allowed(grammar.matcher(), vocabulary)
     )
+
+
+def test_a_long_shortest_text_is_still_reached_within_its_length() -> None:
+    item = {"type": "object", "properties": {"key": {"type": "boolean"}}, "required": ["key"]}
+    schema = {"type": "array", "items": item, "minItems": 100}
+    grammar = compiler.compile_json_schema(schema)
+    matcher = grammar.matcher()
+    generator = random.Random(3)
+    for left in range(grammar.shortest_length + 5, 0, -1):
+        after = [t for t in allowed(matcher, vocabulary, budget=left) if t != STOP]
+        if not after:
+            break
+        assert matcher.accept(generator.choice(after))
+    assert matcher.is_complete
 
 
 # Sharing
