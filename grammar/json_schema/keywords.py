@@ -98,6 +98,8 @@ REFUSED: dict[str, frozenset[str]] = {
     "unevaluatedProperties": frozenset({"object"}),
 }
 
+KNOWN = ASSERTIONS | COMBINATORS | ANNOTATIONS | REFUSED.keys() | {"$id", "id"}
+
 
 def is_idle(keyword: str, schema: dict[str, Any]) -> bool:
     """Whether a keyword that is not enforced says nothing here."""
@@ -109,8 +111,9 @@ def is_idle(keyword: str, schema: dict[str, Any]) -> bool:
     if keyword in ("unevaluatedProperties", "unevaluatedItems", "propertyNames"):
         return value is True or value == {}
     if keyword == "minProperties":
-        names = schema.get("required", ())
-        return isinstance(value, (int, Decimal)) and 0 <= value <= len(set(map(str, names)))
+        names = schema.get("required", [])
+        num_names = len(set(map(str, names))) if isinstance(names, list) else 0
+        return isinstance(value, (int, Decimal)) and 0 <= value <= num_names
     if keyword in ("then", "else"):
         return "if" not in schema
     if keyword == "if":

@@ -23,9 +23,7 @@ from palmette.grammar.json_schema.formats import PATTERNS
 from palmette.grammar.json_schema.formats import REFUSED as REFUSED_FORMATS
 from palmette.grammar.json_schema.keywords import (
     ALL_TYPES,
-    ANNOTATIONS,
     ASSERTIONS,
-    COMBINATORS,
     REFUSED,
     is_idle,
 )
@@ -207,7 +205,7 @@ class Shapes:
         if pointer in seen:
             return
         seen.add(pointer)
-        self._check(pointer, schema)
+        self._validity.check(pointer, schema)
         trail = trail | {pointer}
         if "$ref" in schema:
             target = document.resolve(schema["$ref"], document.child(pointer, "$ref"))
@@ -229,27 +227,6 @@ class Shapes:
                     self._checked.add(pointer)
                     self._require_disjoint(pointer, options)
                 choices.append((options, trail))
-
-    def _check(self, pointer: str, schema: dict[str, Json]) -> None:
-        """Every keyword is known, and combinators are well-formed."""
-        for keyword in schema:
-            if keyword in ASSERTIONS or keyword in ANNOTATIONS or keyword in REFUSED:
-                continue
-            if keyword.startswith("x-"):
-                continue
-            where = self.document.child(pointer, keyword)
-            if keyword in ("$id", "id"):
-                if pointer == "#" or not isinstance(schema[keyword], str):
-                    continue
-                raise UnsupportedGrammar(
-                    f"'{keyword}' inside a schema is not supported", feature=keyword, pointer=where
-                )
-            if keyword not in COMBINATORS:
-                raise UnsupportedGrammar(
-                    f"the keyword '{keyword}' is not supported", feature=keyword, pointer=where
-                )
-            if keyword != "$ref" and not (isinstance(schema[keyword], list) and schema[keyword]):
-                raise InvalidGrammar(f"{keyword} must be a non-empty array", pointer=where)
 
     # oneOf
 

@@ -8,7 +8,7 @@ from palmette.grammar.errors import InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.json_schema.document import Document, Json, describe, identity, spell
 from palmette.grammar.json_schema.formats import PATTERNS
 from palmette.grammar.json_schema.formats import REFUSED as REFUSED_FORMATS
-from palmette.grammar.json_schema.keywords import ALL_TYPES, REFUSED, TYPES, is_idle
+from palmette.grammar.json_schema.keywords import ALL_TYPES, KNOWN, REFUSED, TYPES, is_idle
 from palmette.grammar.json_schema.numbers import Bounds
 from palmette.grammar.json_schema.strings import StringRule, Strings, check_string
 
@@ -20,6 +20,26 @@ class Validity:
         self._document = document
         self._strings = strings
         self._literal_identities: dict[str, frozenset[object]] = {}
+        self._checked: set[str] = set()
+
+    def check(self, pointer: str, schema: dict[str, Json]) -> None:
+        """Every keyword is known, and combinators are well-formed."""
+        if pointer in self._checked:
+            return
+        for keyword, value in schema.items():
+            where = self._document.child(pointer, keyword)
+            is_nested_name = keyword in ("$id", "id") and pointer != "#" and isinstance(value, str)
+            if is_nested_name or not (keyword in KNOWN or keyword.startswith("x-")):
+                raise UnsupportedGrammar(
+                    f"the keyword '{keyword}' is not supported here"
+                    if is_nested_name
+                    else f"the keyword '{keyword}' is not supported",
+                    feature=keyword,
+                    pointer=where,
+                )
+            if keyword in ("allOf", "anyOf", "oneOf") and not (value and isinstance(value, list)):
+                raise InvalidGrammar(f"{keyword} must be a non-empty array", pointer=where)
+        self._checked.add(pointer)
 
     def types(self, pointer: str, schema: dict[str, Json]) -> frozenset[str]:
         """The types that `type` allows."""
@@ -43,16 +63,20 @@ class Validity:
             return [schema["const"]]
         if "enum" not in schema:
             return None
+        values = self._enumerated(pointer, schema)
+        distinct: dict[object, Json] = {}
+        for value in values:
+            distinct.setdefault(identity(value), value)
+        return list(distinct.values())
+
+    def _enumerated(self, pointer: str, schema: dict[str, Json]) -> list[Json]:
         values = schema["enum"]
         if not isinstance(values, list):
             raise InvalidGrammar(
                 f"enum must be an array, got {describe(values)}",
                 pointer=self._document.child(pointer, "enum"),
             )
-        distinct: dict[object, Json] = {}
-        for value in values:
-            distinct.setdefault(identity(value), value)
-        return list(distinct.values())
+        return values
 
     def bounds(self, pointer: str, schema: dict[str, Json]) -> Bounds:
         """What `minimum` and its siblings say."""
@@ -141,6 +165,7 @@ class Validity:
         schema = self._document.schema_at(pointer)
         if isinstance(schema, bool):
             return schema
+        self.check(pointer, schema)
         document = self._document
         child = document.child
         if "$ref" in schema:
@@ -215,7 +240,7 @@ class Validity:
             return True
         known = self._literal_identities.get(pointer)
         if known is None:
-            known = frozenset(map(identity, schema["enum"]))
+            known = frozenset(map(identity, self._enumerated(pointer, schema)))
             self._literal_identities[pointer] = known
         return identity(value) in known
 

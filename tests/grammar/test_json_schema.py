@@ -609,6 +609,7 @@ def test_a_name_that_is_used_twice_in_a_schema_is_refused() -> None:
         ({"$ref": "https://example.com/other"}, "#/$ref", "$ref"),
         ({"$ref": "#anchor"}, "#/$ref", "$ref"),
         ({"items": {"$id": "x"}}, "#/items/$id", "$id"),
+        ({"const": {"a": 1}, "properties": {"a": {"new": 1}}}, "#/properties/a/new", "new"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf", "oneOf"),
         ({"pattern": "(?i)a"}, "#/pattern", "an inline flag such as '(?i)'"),
         ({"$schema": "https://example.com/mine"}, "#/$schema", "$schema"),
@@ -830,6 +831,7 @@ decimals = st.decimals(-50, 50, places=2) | st.integers(-30, 30)
     ),
     decimals,
 )
+@settings(deadline=None)
 def test_bounds_intersect(one: Bounds, other: Bounds, value: Decimal | int) -> None:
     assert (one & other).holds(value) == (one.holds(value) and other.holds(value))
 
@@ -988,6 +990,57 @@ def test_whatever_the_masks_allow_ends_valid(schema: Any, data: st.DataObject) -
     assert matcher.is_complete
     instance = json.loads(text.decode())
     jsonschema.Draft202012Validator(schema).validate(instance)
+
+
+scalars = st.sampled_from([None, True, False, 0, 1, -1, 2.5, "", "#", "a", "string", "date"])
+keywords = st.sampled_from(
+    [
+        "type",
+        "enum",
+        "const",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "properties",
+        "required",
+        "minProperties",
+        "additionalProperties",
+        "$ref",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "$defs",
+        "$schema",
+        "$id",
+        "not",
+        "uniqueItems",
+        "a",
+    ]
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keywords, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(keywords, anything, max_size=4))
+@settings(deadline=None, max_examples=300)
+def test_any_json_is_a_schema_or_refused_as_one(schema: Any) -> None:
+    try:
+        grammar = compiler.compile_json_schema(schema)
+    except GrammarError:
+        return
+    assert grammar.shortest_length > 0
 
 
 def test_a_large_enum_and_many_optional_properties_compile_to_little() -> None:

@@ -344,6 +344,7 @@ code_point_sets = st.lists(
 
 
 @given(code_point_sets, code_point_sets)
+@settings(deadline=None)
 def test_sets_of_code_points_obey_the_laws_of_sets(one: CodePoints, other: CodePoints) -> None:
     def members(characters: CodePoints) -> set[int]:
         return {c for c in range(60) if c in characters}
