@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
-from palmette.grammar.terms import Term, TermStore
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term
 from palmette.grammar.token_trie import IntArray, TokenTrie
 
 DEAD = 0

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from palmette.grammar.automaton import Automaton
+from palmette.grammar.lexemes import Lexemes
 from palmette.grammar.mask import Mask
 from palmette.grammar.terms import Kind, Rule, Term
 from palmette.grammar.token_trie import IntArray
@@ -34,6 +35,7 @@ class Planner:
         self._vocabulary = vocabulary
         self._automaton = automaton
         self._store = automaton.store
+        self._lexemes = Lexemes(automaton.store)
         self._num_tokens: dict[Term, float] = {}
         self._spelled: dict[bytes, list[int] | None] = {}
         self._needs: OrderedDict[Term, NDArray[np.float32]] = OrderedDict()
@@ -150,8 +152,8 @@ class Planner:
     def _detour(self, lexeme: Term) -> float:
         """At most how many tokens complete a lexeme after any one token."""
         if lexeme.is_searched:
-            lexeme = self._store.clamp(lexeme, self._vocabulary.trie.max_token_bytes)
-        detour = self._store.detour(lexeme)
+            lexeme = self._lexemes.clamp(lexeme, self._vocabulary.trie.max_token_bytes)
+        detour = self._lexemes.detour(lexeme)
         return math.inf if detour is None else detour
 
     def needs(self, term: Term) -> NDArray[np.float32]:

@@ -13,7 +13,8 @@ from palmette.grammar.budget import Planner
 from palmette.grammar.errors import GrammarTooComplex, UnsatisfiableGrammar
 from palmette.grammar.limits import Limits
 from palmette.grammar.mask import MaskBuilder, SharedMasks
-from palmette.grammar.terms import Rule, Term, TermStore
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Rule, Term
 from palmette.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

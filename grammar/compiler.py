@@ -17,7 +17,7 @@ from palmette.grammar.limits import Limits
 from palmette.grammar.mask import SharedMasks
 from palmette.grammar.regex import full_match, parse_regex
 from palmette.grammar.spelling import Utf8
-from palmette.grammar.terms import TermStore
+from palmette.grammar.term_store import TermStore
 from palmette.grammar.vocabulary import Vocabulary
 
 

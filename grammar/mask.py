@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from palmette.grammar.automaton import Automaton
+from palmette.grammar.lexemes import Lexemes
 from palmette.grammar.limits import Limits
-from palmette.grammar.terms import Kind, Term, TermStore
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Kind, Term
 from palmette.grammar.token_trie import IntArray
 from palmette.grammar.vocabulary import Vocabulary
 
@@ -126,6 +128,7 @@ class MaskBuilder:
         self._vocabulary = vocabulary
         self._automaton = automaton
         self._store: TermStore = automaton.store
+        self._lexemes = Lexemes(automaton.store)
         self._shared = shared
         self._max_bytes = limits.mask_cache_bytes
         self._num_bytes = 0
@@ -197,11 +200,11 @@ class MaskBuilder:
         return tuple(automaton.term_of(int(state)) for state in ending)
 
     def _body_of(self, head: Term) -> Body:
-        clamped = self._store.clamp(head, self._vocabulary.trie.max_token_bytes)
-        digest = self._store.digest(clamped)
+        clamped = self._lexemes.clamp(head, self._vocabulary.trie.max_token_bytes)
+        digest = self._lexemes.digest(clamped)
         body = self._shared.get(digest)
         if body is None:
-            base = self._store.without_exclusion(clamped)
+            base = self._lexemes.without_exclusion(clamped)
             body = self._walk_body(clamped) if base is None else self._narrow_body(clamped, base)
             self._shared.put(digest, body)
         return body

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from palmette.grammar.codepoints import ANY, CodePoints
-from palmette.grammar.terms import Term, TermStore, bits_of
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term, bits_of
 
 
 class Spelling(Protocol):

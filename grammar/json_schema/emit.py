@@ -19,7 +19,8 @@ from palmette.grammar.json_schema.shapes import (
     Shapes,
 )
 from palmette.grammar.json_schema.strings import StringRule, Strings
-from palmette.grammar.terms import Rule, Term, TermStore, WordList, bits_of
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Rule, Term, WordList, bits_of
 
 Whitespace = Literal["compact", "flexible"]
 

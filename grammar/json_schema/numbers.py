@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from palmette.grammar.errors import GrammarTooComplex
-from palmette.grammar.terms import Term, TermStore, bits_of
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term, bits_of
 
 _MAX_DIGITS = 1000
 

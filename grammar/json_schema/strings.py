@@ -11,7 +11,8 @@ from palmette.grammar.json_schema.formats import PATTERNS
 from palmette.grammar.regex import full_match, parse_regex, search
 from palmette.grammar.regex.parser import Node
 from palmette.grammar.spelling import JsonString
-from palmette.grammar.terms import Term, TermStore
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from palmette.grammar import (
     UnsupportedGrammar,
 )
 from palmette.grammar.json_schema.numbers import Bounds, number_term
-from palmette.grammar.terms import TermStore
+from palmette.grammar.term_store import TermStore
 from palmette.grammar.testing import accepts, allowed, byte_vocabulary
 
 compiler = GrammarCompiler(byte_vocabulary())

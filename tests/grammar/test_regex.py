@@ -22,7 +22,8 @@ from palmette.grammar import (
 )
 from palmette.grammar.codepoints import ANY, SPACE, CodePoints, general_category
 from palmette.grammar.spelling import JsonString, Utf8
-from palmette.grammar.terms import Term, TermStore
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term
 from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary, mask_of
 
 compiler = GrammarCompiler(

@@ -1,0 +1,649 @@
+"""Makes terms, keeps equal ones equal, derives them, and answers questions about them."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+
+from palmette.grammar.errors import GrammarTooComplex
+from palmette.grammar.limits import Limits
+from palmette.grammar.terms import (
+    ALL_BYTES,
+    Form,
+    Kind,
+    Pair,
+    Rule,
+    Term,
+    WordList,
+    plainest,
+)
+
+_SHORT_WORD = 256
+_WORK_PER_LOOK = 256
+
+_Key = tuple[object, ...]
+
+
+class TermStore:
+    """Makes terms, keeps equal ones equal, and derives them, within `limits`.
+
+    Strings with a byte outside `alphabet` are in no term: no token could spell them.
+    """
+
+    def __init__(self, limits: Limits, alphabet: int = ALL_BYTES) -> None:
+        self.limits = limits
+        self.alphabet = alphabet
+        self._alphabet_bytes = bytes(i for i in range(256) if alphabet >> i & 1)
+        self._interned: dict[_Key, Term] = {}
+        self._rules: dict[_Key, Rule] = {}
+        self._derived: list[Term] = []
+        self._characters: set[Term] = set()
+        self._character_parts: set[Term] | None = None
+        self._deadline: float | None = None
+        self._seconds = math.inf
+        self._work = 0
+        self.empty = Term(Kind.EMPTY, False)
+        self.epsilon = Term(Kind.EPSILON, True)
+        self.anything = Term(Kind.NOT, True, items=(self.empty,))
+        self.empty.known_empty = True
+        self.anything.known_empty = False
+        self.anything.is_searched = False
+
+    def __len__(self) -> int:
+        return len(self._interned)
+
+    def clear(self) -> None:
+        """Forget what is interned and derived. Terms in use stay valid; new equal ones differ."""
+        for term in self._derived:
+            term.form = term.parts = None
+            term.form_sets = term.part_sets = ()
+        self._derived.clear()
+        self._interned.clear()
+        self._rules.clear()
+        self._character_parts = None
+
+    # Time
+
+    def start_clock(self, seconds: float) -> None:
+        """Give what follows in this thread `seconds`; past them, `GrammarTooComplex`.
+
+        Processor time, so that a busy machine refuses no grammar that an idle one takes. Reading
+        it costs more than a cached mask, so the clock runs from the first look at it.
+        """
+        self._seconds = seconds
+        self._work = 0
+        self._deadline = None
+
+    def spend(self, work: int = 1) -> None:
+        """Count work, and look at the clock now and then."""
+        self._work += work
+        if self._work >= _WORK_PER_LOOK:
+            self._work = 0
+            now = time.thread_time()
+            if self._deadline is None:
+                self._deadline = now + self._seconds
+            elif now > self._deadline:
+                raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
+
+    # Making terms
+
+    def byte_set(self, bits: int) -> Term:
+        """One byte out of `bits`."""
+        bits &= self.alphabet
+        if not bits:
+            return self.empty
+        key = (Kind.BYTES, bits)
+        return self._interned.get(key) or self._keep(key, Term(Kind.BYTES, False, bits=bits))
+
+    def literal(self, text: bytes) -> Term:
+        """Exactly `text`."""
+        if not self.can_spell(text):
+            return self.empty
+        return self._words(WordList([text]), 0, 1, 0)
+
+    def can_spell(self, text: bytes) -> bool:
+        """Whether every byte of `text` is in the alphabet."""
+        return not text.translate(None, self._alphabet_bytes)
+
+    def words(self, words: Iterable[bytes]) -> Term:
+        """One of `words`."""
+        listed = WordList(word for word in words if self.can_spell(word))
+        return self._words(listed, 0, len(listed.words), 0)
+
+    def _words(self, words: WordList, low: int, high: int, depth: int) -> Term:
+        if low == high:
+            return self.empty
+        if high - low == 1 and len(words.words[low]) == depth:
+            return self.epsilon
+        key: _Key = (Kind.WORDS, words.serial, low, high, depth)
+        if high - low == 1 and len(words.words[low]) - depth <= _SHORT_WORD:
+            key = (Kind.WORDS, words.words[low][depth:])  # whichever list it comes from
+        term = self._interned.get(key)
+        if term is None:
+            nullable = len(words.words[low]) == depth
+            term = Term(Kind.WORDS, nullable, low=low, high=high, depth=depth, words=words)
+            self._keep(key, term)
+        return term
+
+    def sequence(self, *terms: Term) -> Term:
+        """The terms one after the other."""
+        if not terms:
+            return self.epsilon
+        result = terms[-1]  # not taken apart: it may be a stack of any depth
+        for term in reversed(terms[:-1]):
+            for element in reversed(term.spine):
+                result = self._pair(element, result)
+        return result
+
+    def _pair(self, head: Term, tail: Term) -> Term:
+        if head.kind == Kind.EMPTY or tail.kind == Kind.EMPTY:
+            return self.empty
+        if head.kind == Kind.EPSILON:
+            return tail
+        if tail.kind == Kind.EPSILON:
+            return head
+        if head is self.anything and (
+            tail is head or (tail.kind == Kind.SEQUENCE and tail.items[0] is head)
+        ):
+            return tail
+        key = (Kind.SEQUENCE, head.serial, tail.serial)
+        term = self._interned.get(key)
+        if term is None:
+            nullable = head.nullable and tail.nullable
+            term = self._keep(key, Term(Kind.SEQUENCE, nullable, items=(head, tail)))
+        return term
+
+    def alternation(self, terms: Iterable[Term]) -> Term:
+        """One of the terms."""
+        items: dict[int, Term] = {}
+        bits = 0
+        for term in terms:
+            for item in term.alternatives:
+                if item.kind == Kind.BYTES:
+                    bits |= item.bits
+                elif item is self.anything:
+                    return item
+                elif item.kind != Kind.EMPTY:
+                    items[item.serial] = item
+        if bits:
+            item = self.byte_set(bits)
+            items[item.serial] = item
+        if self.epsilon.serial in items and any(
+            i.nullable for i in items.values() if i.kind != Kind.EPSILON
+        ):
+            del items[self.epsilon.serial]
+        if not items:
+            return self.empty
+        if len(items) == 1:
+            return next(iter(items.values()))
+        if len(items) > self.limits.max_alternatives:
+            raise GrammarTooComplex(
+                f"more than {self.limits.max_alternatives} alternatives at one place"
+            )
+        serials = sorted(items)
+        key = (Kind.ALTERNATION, *serials)
+        found = self._interned.get(key)
+        if found is None:
+            members = tuple(items[s] for s in serials)
+            nullable = any(i.nullable for i in members)
+            found = self._keep(key, Term(Kind.ALTERNATION, nullable, items=members))
+        return found
+
+    def optional(self, term: Term) -> Term:
+        return self.alternation((term, self.epsilon))
+
+    def repeat(self, term: Term, low: int, high: int | None) -> Term:
+        """`term` at least `low` times and at most `high` times; None is without end."""
+        if high == 0 or term.kind == Kind.EPSILON:
+            return self.epsilon
+        if term.kind == Kind.EMPTY:
+            return self.epsilon if low == 0 else self.empty
+        if low == 1 and high == 1:
+            return term
+        if term.nullable:
+            low = 0
+            if term.kind == Kind.REPEAT and term.high is None and high is None:
+                return term
+        if term.kind == Kind.REPEAT and term.low == 0 and term.high is None and high is None:
+            return term
+        key = (Kind.REPEAT, term.serial, low, high)
+        found = self._interned.get(key)
+        if found is None:
+            found = Term(Kind.REPEAT, low == 0, items=(term,), low=low, high=high)
+            self._keep(key, found)
+        return found
+
+    def both(self, *terms: Term) -> Term:
+        """What is in every one of the regular terms."""
+        items: dict[int, Term] = {}
+        for term in terms:
+            for item in term.items if term.kind == Kind.BOTH else (term,):
+                if item.kind == Kind.EMPTY:
+                    return item
+                if item is not self.anything:
+                    items[item.serial] = item
+        if not items:
+            return self.anything
+        if len(items) == 1:
+            return next(iter(items.values()))
+        members = tuple(items[s] for s in sorted(items))
+        if any(i.kind == Kind.EPSILON for i in members):
+            return self.epsilon if all(i.nullable for i in members) else self.empty
+        if all(i.kind == Kind.BYTES for i in members):
+            bits = ALL_BYTES
+            for item in members:
+                bits &= item.bits
+            return self.byte_set(bits)
+        key = (Kind.BOTH, *(i.serial for i in members))
+        found = self._interned.get(key)
+        if found is None:
+            nullable = all(i.nullable for i in members)
+            found = self._keep(key, Term(Kind.BOTH, nullable, items=members))
+        return found
+
+    def complement(self, term: Term) -> Term:
+        """Every byte string that is not in the regular term."""
+        if term.kind == Kind.EMPTY:
+            return self.anything
+        if term.kind == Kind.NOT:
+            return term.items[0]
+        key = (Kind.NOT, term.serial)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._keep(key, Term(Kind.NOT, not term.nullable, items=(term,)))
+        return found
+
+    def lexeme(self, term: Term) -> Term:
+        """The same language, determinised by itself."""
+        if term.kind in (Kind.EMPTY, Kind.EPSILON, Kind.BYTES, Kind.WORDS, Kind.LEXEME):
+            return term
+        key = (Kind.LEXEME, term.serial)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._keep(key, Term(Kind.LEXEME, term.nullable, items=(term,)))
+        return found
+
+    def call(self, rule: Rule) -> Term:
+        """What the rule's body allows."""
+        key = (Kind.CALL, rule)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._keep(key, Term(Kind.CALL, rule.nullable, rule=rule))
+        return found
+
+    def rule(self, key: tuple[object, ...], make: Callable[[], Rule]) -> Term:
+        """A call of the rule that `make` gives, the same one for the same key."""
+        rule = self._rules.get(key)
+        if rule is None:
+            rule = self._rules[key] = make()
+        return self.call(rule)
+
+    def _keep(self, key: _Key, term: Term) -> Term:
+        self._interned[key] = term
+        self.spend()
+        return term
+
+    # Derivatives
+
+    def parts(self, term: Term) -> Form:
+        """Disjoint byte sets, and for each the non-empty term that follows. Deterministic."""
+        if term.parts is None:
+            pairs = self._determinise(self.form(term))
+            term.part_sets = tuple(bits for bits, _ in pairs)
+            term.parts = tuple(after for _, after in pairs)
+            if term.parts == term.form and term.part_sets == term.form_sets:
+                term.part_sets, term.parts = term.form_sets, term.form  # one copy is enough
+        return zip(term.part_sets, term.parts, strict=True)
+
+    def form(self, term: Term) -> Form:
+        """Byte sets, which may overlap, and for each a term that may follow, perhaps empty."""
+        if term.form is None:
+            pairs = self._derive(term)
+            term.form_sets = tuple(bits for bits, _ in pairs)
+            term.form = tuple(after for _, after in pairs)
+            self._derived.append(term)
+        return zip(term.form_sets, term.form, strict=True)
+
+    def _derive(self, term: Term) -> list[Pair]:
+        kind = term.kind
+        self.spend()
+        if kind == Kind.BYTES:
+            return [(term.bits, self.epsilon)]
+        if kind == Kind.WORDS:
+            return self._derive_words(term)
+        if kind == Kind.SEQUENCE:
+            return self._derive_sequence(term)
+        if kind == Kind.ALTERNATION:
+            self.spend(len(term.items))
+            return [pair for item in term.items for pair in self.form(item)]
+        if kind == Kind.REPEAT:
+            item = term.items[0]
+            high = None if term.high is None else term.high - 1
+            rest = self.repeat(item, max(term.low - 1, 0), high)
+            return [(bits, self.sequence(after, rest)) for bits, after in self.form(item)]
+        if kind == Kind.BOTH:
+            return self._derive_both(term)
+        if kind == Kind.NOT:
+            left = ALL_BYTES
+            pairs = []
+            for bits, after in self.parts(term.items[0]):
+                left &= ~bits
+                pairs.append((bits, self.complement(after)))
+            return [*pairs, (left, self.anything)] if left else pairs
+        if kind == Kind.LEXEME:
+            return [(bits, self.lexeme(after)) for bits, after in self.parts(term.items[0])]
+        if kind == Kind.CALL:
+            return self._derive_call(term)
+        return []
+
+    def _derive_words(self, term: Term) -> list[Pair]:
+        assert term.words is not None
+        assert term.high is not None
+        words, depth = term.words.words, term.depth
+        at = term.low + term.nullable
+        pairs = []
+        while at < term.high:
+            byte = words[at][depth]
+            end = bisect_right(words, byte, at, term.high, key=lambda word: word[depth])
+            pairs.append((1 << byte, self._words(term.words, at, end, depth + 1)))
+            at = end
+        return pairs
+
+    def _derive_sequence(self, term: Term) -> list[Pair]:
+        pairs: list[Pair] = []
+        while True:
+            if term.kind != Kind.SEQUENCE:
+                pairs.extend(self.form(term))
+                break
+            head, tail = term.items
+            pairs.extend((bits, self.sequence(after, tail)) for bits, after in self.form(head))
+            if not head.nullable:
+                break
+            term = tail
+        return pairs
+
+    def _derive_both(self, term: Term) -> list[Pair]:
+        first, *others = (list(self.parts(item)) for item in term.items)
+        combined = [(bits, [after]) for bits, after in first]
+        for parts in others:
+            self.spend(len(combined) * len(parts) // 16)
+            combined = [
+                (bits & other_bits, [*afters, after])
+                for bits, afters in combined
+                for other_bits, after in parts
+                if bits & other_bits
+            ]
+        pairs = ((bits, self.both(*afters)) for bits, afters in combined)
+        return [pair for pair in pairs if pair[1].kind != Kind.EMPTY]
+
+    def _derive_call(self, term: Term) -> list[Pair]:
+        rule = term.rule
+        assert rule is not None
+        if rule.is_expanding:
+            raise GrammarTooComplex(f"{rule.name} begins with itself")
+        rule.is_expanding = True
+        try:
+            return list(self.form(rule.body()))
+        finally:
+            rule.is_expanding = False
+
+    def _determinise(self, form: Form) -> list[Pair]:
+        seen = 0
+        parts: list[tuple[int, list[Term]]] = []
+        for bits, after in form:
+            if after.is_searched and self.is_empty(after):
+                continue
+            if not bits & seen:
+                parts.append((bits, [after]))
+                seen |= bits
+                continue
+            self.spend(len(parts) // 16)
+            left = bits
+            for i in range(len(parts)):
+                known, afters = parts[i]
+                common = known & left
+                if not common:
+                    continue
+                if common == known:
+                    afters.append(after)
+                else:
+                    parts[i] = (known & ~common, afters)
+                    parts.append((common, [*afters, after]))
+                left &= ~common
+                if not left:
+                    break
+            if left:
+                parts.append((left, [after]))
+            seen |= bits
+        merged: dict[Term, int] = {}
+        for bits, afters in parts:
+            after = afters[0] if len(afters) == 1 else self.alternation(afters)
+            merged[after] = merged.get(after, 0) | bits
+        return [(bits, after) for after, bits in merged.items()]
+
+    # Questions
+
+    def is_empty(self, term: Term) -> bool:
+        """Whether no string is in the term. Decided by search where the shape does not tell."""
+        if term.kind == Kind.EMPTY:
+            return True
+        if not term.is_searched:
+            return False
+        if term.known_empty is None:
+            term.known_empty = self._decide_empty(term)
+        return term.known_empty
+
+    def _decide_empty(self, term: Term) -> bool:
+        if term.kind == Kind.SEQUENCE:
+            return any(self.is_empty(element) for element in term.spine)
+        if term.kind == Kind.ALTERNATION:
+            return all(self.is_empty(item) for item in term.items)
+        if term.kind == Kind.REPEAT:
+            return term.low > 0 and self.is_empty(term.items[0])
+        if term.kind == Kind.LEXEME:
+            return self.is_empty(term.items[0])
+        return self._search_empty(term)
+
+    def _without_counters(self, term: Term) -> tuple[bool, bytes | None]:
+        """What an intersection is without its counters: whether it is empty even so, and a
+        shortest string of it, if the counters happen to allow that one.
+        """
+        if term.kind != Kind.BOTH:
+            return False, None
+        others, counters = self.split_counters(term)
+        if not counters or others is None:
+            return False, None
+        if self.is_empty(others):
+            return True, None
+        text = self.shortest(others)
+        return False, text if all(self.accepts(counter, text) for counter in counters) else None
+
+    def accepts(self, term: Term, text: bytes) -> bool:
+        """Whether the string is in the term."""
+        for byte in text:
+            for bits, after in self.parts(term):
+                if bits >> byte & 1:
+                    term = after
+                    break
+            else:
+                return False
+        return term.nullable
+
+    def _search_empty(self, term: Term) -> bool:
+        """Best-first over the derivatives, towards those that may end soonest."""
+        is_empty, text = self._without_counters(term)
+        if is_empty or text is not None:
+            return is_empty
+        reached_from: dict[Term, Term | None] = {term: None}
+        queue = [(term.floor, 0, term)]
+        while queue:
+            _, _, here = heappop(queue)
+            self.spend()
+            if here.nullable or not here.is_searched or here.known_empty is False:
+                step: Term | None = here
+                while step is not None:
+                    step.known_empty = False
+                    step = reached_from[step]
+                return False
+            for _, after in self.form(here):
+                is_hopeless = after.kind == Kind.EMPTY or after.known_empty is True
+                if not is_hopeless and after not in reached_from:
+                    reached_from[after] = here
+                    heappush(queue, (after.floor, -after.serial, after))
+        for here in reached_from:
+            here.known_empty = True
+        return True
+
+    def min_bytes(self, term: Term) -> int:
+        """The length of a shortest string; the term must not be empty."""
+
+        def is_known(each: Term) -> bool:
+            return each.shortest_length is not None
+
+        def learn(each: Term) -> None:
+            each.shortest_length = self._min_bytes(each)
+
+        if term.shortest_length is None:
+            self._settle_non_empty(term, is_known, learn)
+        assert term.shortest_length is not None
+        return term.shortest_length
+
+    def shortest(self, term: Term) -> bytes:
+        """A shortest string of a regular term that is not empty."""
+
+        def is_known(each: Term) -> bool:
+            return each.shortest is not None
+
+        def learn(each: Term) -> None:
+            each.shortest = self._shortest(each)
+
+        if term.shortest is None:
+            self._settle_non_empty(term, is_known, learn)
+        assert term.shortest is not None
+        return term.shortest
+
+    def _settle_non_empty(
+        self, term: Term, is_known: Callable[[Term], bool], learn: Callable[[Term], None]
+    ) -> None:
+        """The same, but leaving out what is empty or needs a search of its own."""
+
+        def is_done(each: Term) -> bool:
+            return is_known(each) or (each is not term and self.is_empty(each))
+
+        def learn_one(each: Term) -> None:
+            if each.kind in (Kind.BOTH, Kind.NOT) and not each.nullable:
+                self._search_shortest(each)
+            learn(each)
+
+        pending = [term]
+        while pending:
+            top = pending[-1]
+            is_searched = top.nullable or top.kind in (Kind.BOTH, Kind.NOT)
+            unknown = [] if is_searched else [i for i in top.items if not is_done(i)]
+            if unknown and not is_known(top):
+                pending += unknown
+                continue
+            if not is_known(top):
+                learn_one(top)
+            pending.pop()
+
+    def _min_bytes(self, term: Term) -> int:
+        if term.nullable:
+            return 0
+        if term.kind == Kind.BYTES:
+            return 1
+        if term.kind == Kind.WORDS:
+            assert term.words is not None
+            return min(map(len, term.words.words[term.low : term.high])) - term.depth
+        if term.kind == Kind.CALL:
+            assert term.rule is not None
+            return term.rule.min_bytes
+        if term.kind in (Kind.BOTH, Kind.NOT):
+            assert term.shortest is not None
+            return len(term.shortest)
+        lengths = [i.shortest_length for i in term.items if i.shortest_length is not None]
+        if term.kind == Kind.SEQUENCE:
+            return sum(lengths)
+        return lengths[0] * term.low if term.kind == Kind.REPEAT else min(lengths)
+
+    def _shortest(self, term: Term) -> bytes:
+        if term.nullable:
+            return b""
+        if term.kind == Kind.BYTES:
+            return bytes([plainest(term.bits)])
+        if term.kind == Kind.WORDS:
+            assert term.words is not None
+            return min(term.words.words[term.low : term.high], key=len)[term.depth :]
+        if term.kind in (Kind.BOTH, Kind.NOT):
+            assert term.shortest is not None
+            return term.shortest
+        texts = [item.shortest for item in term.items if item.shortest is not None]
+        if term.kind == Kind.SEQUENCE:
+            return b"".join(texts)
+        return texts[0] * term.low if term.kind == Kind.REPEAT else min(texts, key=len)
+
+    def _search_shortest(self, term: Term) -> bytes:
+        """Breadth-first over the derivatives; every term on the way learns its own answer."""
+        _, known = self._without_counters(term)
+        if known is not None:
+            term.shortest = known
+            return known
+        reached_from: dict[Term, tuple[Term, int]] = {}
+        seen = {term}
+        queue = deque([term])
+        while queue:
+            here = queue.popleft()
+            self.spend()
+            if here.nullable:
+                text = b""
+                here.shortest = text
+                while here is not term:
+                    here, byte = reached_from[here]
+                    text = bytes([byte]) + text
+                    here.shortest = text
+                return text
+            for bits, after in self.parts(here):
+                if after not in seen:
+                    seen.add(after)
+                    reached_from[after] = (here, plainest(bits))
+                    queue.append(after)
+        raise AssertionError("an empty term has no shortest string")
+
+    def split_counters(self, term: Term) -> tuple[Term | None, list[Term]]:
+        """An intersection without its counters of characters, if anything is left, and these."""
+        counters = [item for item in term.items if self._counts_characters(item)]
+        others = [item for item in term.items if item not in counters]
+        return self.both(*others) if others else None, counters
+
+    def _counts_characters(self, term: Term) -> bool:
+        """Whether it is a counter of any characters, perhaps in the middle of one."""
+        return all(
+            elements[-1].kind == Kind.REPEAT
+            and elements[-1].items[0] in self._characters
+            and all(each in self._parts_of_characters() for each in elements[:-1])
+            for elements in (each.spine for each in term.alternatives)
+        )
+
+    def mark_character(self, term: Term) -> Term:
+        """Say that the term is one character, whichever it is."""
+        self._characters.add(term)
+        self._character_parts = None
+        return term
+
+    def _parts_of_characters(self) -> set[Term]:
+        """The elements of what is left of a character once it has begun."""
+        if self._character_parts is None:
+            known: set[Term] = set()
+            pending = list(self._characters)
+            while pending:
+                for _, after in self.form(pending.pop()):
+                    for each in after.spine:
+                        if each not in known:
+                            known.add(each)
+                            pending.append(each)
+            self._character_parts = known
+        return self._character_parts
