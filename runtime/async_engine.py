@@ -30,7 +30,7 @@ from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent
 from palmette.runtime.metrics import EngineStats
 
 if TYPE_CHECKING:
-    from palmette.grammar import CompiledGrammar
+    from palmette.runtime.constraints import CompiledConstraint
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class _Submit:
     """Queue a request; its events go to `inbox` on `loop`."""
 
     request: Request | ScoreRequest
-    compiled: CompiledGrammar | None
+    compiled: CompiledConstraint | None
     loop: asyncio.AbstractEventLoop
     inbox: asyncio.Queue[Event]
 
@@ -207,7 +207,7 @@ class AsyncEngine:
         self._compilers.shutdown(wait=False, cancel_futures=True)
         atexit.unregister(self._at_exit)
 
-    async def _compile(self, request: Request) -> CompiledGrammar | None:
+    async def _compile(self, request: Request) -> CompiledConstraint | None:
         constraint = request.constraint
         if constraint is None:
             return None

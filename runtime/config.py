@@ -9,6 +9,7 @@ from typing import Any, Literal, TypedDict
 from palmette.errors import InvalidRequest
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
+PolicyName = Literal["program", "lpm", "fcfs"]
 
 
 def _at_least(name: str, value: int | float | None, low: float) -> None:
@@ -86,15 +87,27 @@ class SchedulerSection:
     200 ms with a 135M model; larger is a little faster in all and slower for who streams.
     `max_running` bounds the sequences of a step. `jump_forward` appends tokens that a constraint
     forces without a decode step each.
+
+    `policy` orders those that wait: "program" goes depth-first over the tree of their prompts,
+    "lpm" takes the longest cached prefix first, "fcfs" goes by arrival. Under the first two,
+    whoever has waited for `max_wait` seconds comes before all others; less favours the fair share
+    of a newcomer, more favours reuse.
     """
 
     max_batch_tokens: int = 512
     max_running: int = 64
     jump_forward: bool = True
+    policy: PolicyName = "program"
+    max_wait: float = 30.0
 
     def __post_init__(self) -> None:
         _at_least("max_batch_tokens", self.max_batch_tokens, 1)
         _at_least("max_running", self.max_running, 1)
+        _at_least("max_wait", self.max_wait, 0)
+        if self.policy not in ("program", "lpm", "fcfs"):
+            raise InvalidRequest(
+                f"policy must be 'program', 'lpm' or 'fcfs', got {self.policy!r}", param="policy"
+            )
 
 
 class EngineOptions(TypedDict, total=False):
@@ -112,6 +125,8 @@ class EngineOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_running: int
     jump_forward: bool
+    policy: PolicyName
+    max_wait: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

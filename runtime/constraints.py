@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
 
 from palmette.errors import (
     ConstraintError,
@@ -16,6 +20,7 @@ from palmette.grammar import (
     GrammarCompiler,
     GrammarError,
     GrammarTooComplex,
+    Matcher,
     UnsatisfiableGrammar,
     UnsupportedGrammar,
     Vocabulary,
@@ -31,24 +36,88 @@ class ConstraintCompiler:
     ) -> None:
         self._compiler = GrammarCompiler(Vocabulary(token_bytes, stop_token_ids, num_rows))
 
-    def compile(self, constraint: Constraint) -> CompiledGrammar:
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
         """Raises a ConstraintError that says what is wrong and where."""
-        try:
-            if constraint.kind == "regex":
-                return self._compiler.compile_regex(constraint.source)
-            if constraint.kind == "choices":
-                return self._compiler.compile_choices(constraint.options)
-            return self._compiler.compile_json_schema(constraint.source)
-        except GrammarError as error:
-            raise _translated(error, constraint) from error
+        with _translated(constraint):
+            return CompiledConstraint(constraint, self._compile(constraint))
+
+    def _compile(self, constraint: Constraint) -> CompiledGrammar:
+        if constraint.kind == "regex":
+            return self._compiler.compile_regex(constraint.source)
+        if constraint.kind == "choices":
+            return self._compiler.compile_choices(constraint.options)
+        return self._compiler.compile_json_schema(constraint.source)
 
 
-def _translated(error: GrammarError, constraint: Constraint) -> ConstraintError:
-    kind: type[ConstraintError] = InvalidConstraint
-    if isinstance(error, UnsupportedGrammar):
-        kind = UnsupportedConstraint
-    elif isinstance(error, UnsatisfiableGrammar):
-        kind = UnsatisfiableConstraint
-    elif isinstance(error, GrammarTooComplex):
-        kind = ConstraintTooComplex
-    return kind(f"{constraint.kind}: {error}", param=constraint.kind, pointer=error.pointer)
+class CompiledConstraint:
+    """A constraint ready to be followed by any number of sequences."""
+
+    def __init__(self, constraint: Constraint, grammar: CompiledGrammar) -> None:
+        self._constraint = constraint
+        self._grammar = grammar
+
+    @property
+    def shortest_length(self) -> int:
+        """Tokens in the shortest text that satisfies it."""
+        with _translated(self._constraint):
+            return self._grammar.shortest_length
+
+    def matcher(self) -> ConstraintMatcher:
+        """At the beginning of a text."""
+        with _translated(self._constraint):
+            return ConstraintMatcher(self._constraint, self._grammar.matcher())
+
+
+class ConstraintMatcher:
+    """How far one sequence has come under its constraint.
+
+    A grammar is worked out as it is followed, so each of these may find that a limit of time or
+    size is reached, and raise ConstraintTooComplex: this sequence ends, the others go on.
+    """
+
+    def __init__(self, constraint: Constraint, matcher: Matcher) -> None:
+        self._constraint = constraint
+        self._matcher = matcher
+
+    @property
+    def is_complete(self) -> bool:
+        """The text may end here."""
+        with _translated(self._constraint):
+            return self._matcher.is_complete
+
+    @property
+    def is_finished(self) -> bool:
+        """The text can only end here."""
+        with _translated(self._constraint):
+            return self._matcher.is_finished
+
+    def fill_mask(self, mask: npt.NDArray[np.bool_], *, budget: int) -> None:
+        """Set which tokens may come next if at most `budget` more may, this one included."""
+        with _translated(self._constraint):
+            self._matcher.fill_mask(mask, budget=budget)
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False, and nothing has changed, if it may not come."""
+        with _translated(self._constraint):
+            return self._matcher.accept(token_id)
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        """The run of tokens, `limit` at most, each of which is the only one that may come."""
+        with _translated(self._constraint):
+            return self._matcher.forced_tokens(limit=limit)
+
+
+@contextmanager
+def _translated(constraint: Constraint) -> Iterator[None]:
+    try:
+        yield
+    except GrammarError as error:
+        kind: type[ConstraintError] = InvalidConstraint
+        if isinstance(error, UnsupportedGrammar):
+            kind = UnsupportedConstraint
+        elif isinstance(error, UnsatisfiableGrammar):
+            kind = UnsatisfiableConstraint
+        elif isinstance(error, GrammarTooComplex):
+            kind = ConstraintTooComplex
+        message = f"{constraint.kind}: {error}"
+        raise kind(message, param=constraint.kind, pointer=error.pointer) from error

@@ -14,6 +14,7 @@ import torch
 from typing_extensions import Unpack
 
 from palmette.errors import (
+    ConstraintError,
     EngineError,
     InvalidRequest,
     PalmetteError,
@@ -46,8 +47,7 @@ from palmette.runtime.tokenization.output import OutputBuffer
 from palmette.runtime.worker.worker import Outcome, Worker
 
 if TYPE_CHECKING:
-    from palmette.grammar import CompiledGrammar
-    from palmette.runtime.constraints import ConstraintCompiler
+    from palmette.runtime.constraints import CompiledConstraint, ConstraintCompiler
     from palmette.runtime.loading import LoadedModel
 
 
@@ -240,7 +240,7 @@ class Engine:
             raise RequestTooLarge(num_pages, self._kv.num_pages, self._kv.page_size)
 
     def submit(
-        self, request: Request | ScoreRequest, *, compiled: CompiledGrammar | None = None
+        self, request: Request | ScoreRequest, *, compiled: CompiledConstraint | None = None
     ) -> None:
         """Queue a request; its events come out of `step`.
 
@@ -255,7 +255,7 @@ class Engine:
             self._submit_generation(request, compiled)
         self._counters.requests_started += 1
 
-    def _submit_generation(self, request: Request, compiled: CompiledGrammar | None) -> None:
+    def _submit_generation(self, request: Request, compiled: CompiledConstraint | None) -> None:
         sampling = request.sampling
         if request.constraint is not None and compiled is None:
             compiled = self.constraints.compile(request.constraint)
@@ -288,7 +288,7 @@ class Engine:
         return own if sampling.ignore_eos else own | self.stop_token_ids
 
     @staticmethod
-    def _check_budget(sequence: GenerationSequence, compiled: CompiledGrammar) -> None:
+    def _check_budget(sequence: GenerationSequence, compiled: CompiledConstraint) -> None:
         """A constrained text is complete or not begun."""
         shortest, room = compiled.shortest_length, sequence.num_tokens_left
         if shortest > room:
@@ -369,10 +369,10 @@ class Engine:
         self._counters.preemptions += len(plan.preempted)
         if plan.work:
             self._run(plan.work)
-        elif self._scheduler.waiting and not self._scheduler.running and not plan.preempted:
+        elif self._scheduler.has_work and not self._scheduler.running and not plan.preempted:
             # Nothing runs, and still the first in line cannot be admitted: it never can.
             self._fail(
-                self._scheduler.waiting[0],
+                next(iter(self._scheduler.waiting)),
                 EngineError("the KV pool cannot hold the request, although nothing else runs"),
             )
         return self.take_events()
@@ -404,7 +404,10 @@ class Engine:
             elif isinstance(sequence, ScoringSequence):
                 self._advance_scoring(sequence, outcome, now)
             elif isinstance(sequence, GenerationSequence):
-                self._advance_generation(sequence, outcome, now)
+                try:
+                    self._advance_generation(sequence, outcome, now)
+                except ConstraintError as error:
+                    self._fail(sequence, error)
 
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admission_counted:

@@ -12,9 +12,10 @@ from palmette.radix_cache import Lease, Namespace
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
-    from palmette.grammar import Matcher
     from palmette.protocol import Request
+    from palmette.runtime.constraints import ConstraintMatcher
     from palmette.runtime.sampling import TokenCounts
     from palmette.runtime.scoring import ScoreGroup
     from palmette.runtime.tokenization.output import OutputBuffer
@@ -81,6 +82,7 @@ class Sequence:
     # Deferred: `leader` is computing tokens that this one shares, up to `leader_tokens`.
     leader: Sequence | None = None
     leader_tokens: int = 0
+    leader_from: int = 0  # how many of its own first tokens were cached when it was deferred
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -132,7 +134,7 @@ class GenerationSequence(Sequence):
     output: OutputBuffer = field(kw_only=True)
     stop_token_ids: frozenset[int] = field(kw_only=True)
     suppressed_token_ids: tuple[int, ...] = ()
-    matcher: Matcher | None = None
+    matcher: ConstraintMatcher | None = None
     num_released_tokens: int = 0  # told in events, or about to be; the rest is held back
     first_token_at: float | None = None
     prompt_counts: TokenCounts | None = None  # what penalties count; None where there are none
@@ -167,7 +169,7 @@ class GenerationSequence(Sequence):
             return ()
         return tuple(self.logprobs.popleft() for _ in range(num_tokens))
 
-    def fill_mask(self, mask: np.ndarray) -> None:
+    def fill_mask(self, mask: npt.NDArray[np.bool_]) -> None:
         """Which tokens may come next under the constraint. The request's own stop tokens may come
         where the text is complete; where the constraint allows one as text, it may come as well,
         and ends the text there.
@@ -196,3 +198,24 @@ class ScoringSequence(Sequence):
 
     def logit_positions(self, start: int, end: int) -> list[int]:
         return [position for position in range(start, end) if position in self.targets]
+
+
+def shared_length(one: Sequence, other: Sequence, limit: int | None = None, above: int = 0) -> int:
+    """How many leading tokens, `limit` at most, the two could share the pages of.
+
+    0 if it is no more than `above`; knowing that bound makes most pairs cheap.
+    """
+    mine, theirs = one.token_ids, other.token_ids
+    limit = min(len(mine) if limit is None else limit, len(theirs))
+    if above >= limit or one is other or one.namespace != other.namespace:
+        return 0
+    if mine[above] != theirs[above] or mine[:above] != theirs[:above]:
+        return 0
+    low, high = above + 1, limit  # mine[:low] is shared; find the greatest such low
+    while low < high:
+        middle = (low + high + 1) // 2
+        if mine[low:middle] == theirs[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from palmette.radix_cache import RadixCache
-from palmette.runtime.sequence import Sequence
+from palmette.runtime.sequence import Sequence, shared_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,13 @@ class KVManager:
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """How many of its leading tokens the tree holds now. Asking counts as no use of them."""
+        if not self.prefix_cache:
+            return 0
+        limit = sequence.max_cached_tokens
+        return self.cache.peek(sequence.token_ids[:limit], sequence.namespace).num_tokens
+
     def find_leader(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
         """The running sequence that is about to compute the most tokens of `sequence` beyond those
         that are there already, if any; `sequence.leader_tokens` is set to where it will then be.
@@ -63,9 +70,10 @@ class KVManager:
         if not self.prefix_cache:
             return None
         limit = sequence.max_cached_tokens
-        best, best_tokens = None, self._cached_tokens(sequence)
+        cached = self.cached_tokens(sequence)
+        best, best_tokens = None, cached
         for other in running:
-            shared = _shared_length(sequence, other, limit, best_tokens)
+            shared = shared_length(sequence, other, limit, best_tokens)
             if shared <= best_tokens:
                 continue
             # What it has computed, whole pages or not, can be had now (see `_partial_donor`).
@@ -74,6 +82,7 @@ class KVManager:
             else:
                 best, best_tokens = other, shared
         sequence.leader_tokens = best_tokens if best is not None else 0
+        sequence.leader_from = cached
         return best
 
     def admit(
@@ -168,10 +177,6 @@ class KVManager:
             return None
         return self.cache.allocate(self.num_pages_for(num_tokens) - num_held)
 
-    def _cached_tokens(self, sequence: Sequence) -> int:
-        limit = sequence.max_cached_tokens
-        return self.cache.peek(sequence.token_ids[:limit], sequence.namespace).num_tokens
-
     def _partial_donor(
         self, sequence: Sequence, prefix: Prefix, num_whole: int, running: Iterable[Sequence]
     ) -> Prefix:
@@ -182,27 +187,8 @@ class KVManager:
         """
         limit = sequence.max_cached_tokens
         for other in running:
-            shared = _shared_length(sequence, other, limit, prefix.num_tokens)
+            shared = shared_length(sequence, other, limit, prefix.num_tokens)
             shared = min(shared, other.num_computed_tokens)
             if shared > prefix.num_tokens and shared // self.page_size == num_whole:
                 prefix = Prefix(shared, other.page_ids[num_whole])
         return prefix
-
-
-def _shared_length(sequence: Sequence, other: Sequence, limit: int, at_least: int) -> int:
-    """Leading tokens, up to `limit`, that both have in common; 0 if no more than `at_least`."""
-    limit = min(limit, len(other.token_ids))
-    if at_least >= limit or sequence is other or sequence.namespace != other.namespace:
-        return 0
-    mine, theirs = sequence.token_ids, other.token_ids
-    # Most pairs differ here already, which costs one comparison.
-    if mine[at_least] != theirs[at_least] or mine[:at_least] != theirs[:at_least]:
-        return 0
-    low, high = at_least + 1, limit  # mine[:low] is shared; find the greatest such low
-    while low < high:
-        middle = (low + high + 1) // 2
-        if mine[low:middle] == theirs[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

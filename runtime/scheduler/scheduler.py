@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from palmette.runtime.config import SchedulerSection
+from palmette.runtime.scheduler.queue import make_queue
 from palmette.runtime.sequence import Sequence, Status
 
 
 class Pages(Protocol):
     """What the scheduler needs from the KV cache."""
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """How many of its leading tokens are cached now."""
+        ...
 
     def find_leader(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
         """Who is about to compute more of `sequence` than is there already."""
@@ -61,10 +66,11 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served, in chunks, with preemption when pages run short.
+    """Continuous batching in chunks, with preemption when pages run short.
 
-    A waiting sequence whose prompt begins like one that is being prefilled right now waits for
-    that one instead of computing the shared tokens a second time; others may pass it meanwhile.
+    `config.policy` orders those that wait (see `queue`). A waiting sequence whose prompt begins
+    like one that is being prefilled right now waits for that one instead of computing the shared
+    tokens a second time; others may pass it meanwhile.
     """
 
     def __init__(
@@ -74,17 +80,17 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = make_queue(config, pages.cached_tokens)
         self.running: list[Sequence] = []
         self._pages = pages
         self._clock = clock
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running) or len(self.waiting) > 0
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def next_plan(self) -> Plan:
         """Running sequences, least left to compute first, so that no long prompt holds up a
@@ -125,24 +131,28 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.tally.num_preemptions += 1
         sequence.move_to(Status.WAITING)
-        self.waiting.appendleft(sequence)
+        self.waiting.resume(sequence)
         plan.preempted.append(sequence)
 
     def _admit_waiting(self, plan: Plan) -> None:
-        deferred: list[Sequence] = []
-        while self.waiting and plan.token_budget and len(self.running) < self.config.max_running:
-            sequence = self.waiting.popleft()
+        now = self._clock()
+        if not len(self.waiting):
+            return
+        walk = self.waiting.round(now)
+        while plan.token_budget and len(self.running) < self.config.max_running:
+            sequence = walk.next()
+            if sequence is None:
+                return
             if self._waits_for_leader(sequence):
-                deferred.append(sequence)
+                walk.deferred(_num_shared_with_leader(sequence))
                 continue
             num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
-            if not self._pages.admit(sequence, num_tokens, self.running, self._clock()):
-                self.waiting.appendleft(sequence)
-                break
+            if not self._pages.admit(sequence, num_tokens, self.running, now):
+                return
+            walk.admitted()
             sequence.move_to(Status.RUNNING)
             self.running.append(sequence)
             plan.add(sequence)
-        self.waiting.extendleft(reversed(deferred))
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
         leader = sequence.leader
@@ -154,3 +164,11 @@ class Scheduler:
             return True
         sequence.leader = self._pages.find_leader(sequence, self.running)
         return sequence.leader is not None
+
+
+def _num_shared_with_leader(sequence: Sequence) -> int:
+    """So many leading tokens in common with a deferred sequence mean waiting for its leader too:
+    all that are there already, and the next one, which the leader is about to compute.
+    """
+    assert sequence.leader is not None
+    return max(sequence.leader_from, sequence.leader.num_computed_tokens) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 import threading
@@ -69,6 +70,10 @@ def serve(
                 f"Loaded {engine.model_name} in {time.monotonic() - started:.1f} s: "
                 f"{engine.dtype_name}, {engine.max_context} tokens of context"
             )
+            # What was loaded stays as long as the process: the garbage collector need not walk over
+            # it in the middle of a step.
+            gc.collect()
+            gc.freeze()
             serve_backend(
                 engine,
                 listener,

@@ -8,7 +8,13 @@ import threading
 
 import pytest
 
-from palmette.errors import EngineError, EngineStopped, InvalidConstraint, PromptTooLong
+from palmette.errors import (
+    EngineError,
+    EngineStopped,
+    InvalidConstraint,
+    InvalidRequest,
+    PromptTooLong,
+)
 from palmette.protocol import (
     Constraint,
     FinishReason,
@@ -116,13 +122,13 @@ async def test_refusals_are_raised_from_the_first_step_and_others_go_on() -> Non
 
 
 async def test_a_request_id_in_use_is_refused_and_the_first_request_unharmed() -> None:
-    with async_engine(script("x" * 50, then=None)) as engine:
-        first = asyncio.create_task(text_of(engine, request("a", max_tokens=40)))
-        while not engine.stats().num_running:
+    with async_engine(script("x" * 3000, then=None)) as engine:
+        first = asyncio.create_task(text_of(engine, request("a", max_tokens=3000)))
+        while not engine.stats().requests_started:
             await asyncio.sleep(0.001)
-        with contextlib.suppress(ValueError):
+        with pytest.raises(InvalidRequest, match="in use"):
             await text_of(engine, request("a"))
-        assert await first == "x" * 40
+        assert await first == "x" * 3000
 
 
 async def test_scores() -> None:

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palmette.errors import (
+    ConstraintTooComplex,
     InvalidConstraint,
     InvalidRequest,
     PromptTooLong,
     RequestTooLarge,
     UnsupportedConstraint,
 )
+from palmette.grammar import GrammarTooComplex, Matcher
 from palmette.protocol import (
     Constraint,
     FinishReason,
@@ -314,6 +316,31 @@ def test_a_bad_constraint_is_refused_and_the_engine_goes_on(
     with pytest.raises(error, match=message):
         engine.submit(greedy("a", "q\n", constraint=constraint))
     assert run(engine, greedy("a", "q\n"))[0].text == "fine"
+
+
+@pytest.mark.parametrize("act", ["fill_mask", "accept", "forced_tokens"])
+def test_a_constraint_that_grows_too_complex_ends_its_own_request_only(
+    act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever use of the grammar finds it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise GrammarTooComplex("too many states")
+
+    engine, _ = history_engine(script("fine"))
+    engine.submit(greedy("other", "q\n"))
+    engine.submit(greedy("a", "q\n", constraint=Constraint.regex("[a-z]{1,9}")))
+    monkeypatch.setattr(Matcher, act, refuse)
+    outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            outcomes[event.request_id].add(event)
+    assert outcomes["other"].text == "fine"
+    assert outcomes["a"].end.finish_reason is FinishReason.ERROR
+    assert isinstance(outcomes["a"].end.error, ConstraintTooComplex)
+    assert "regex: too many states" in str(outcomes["a"].end.error)
+    assert_idle(engine)
 
 
 def test_requests_that_cannot_be_served_say_why() -> None:

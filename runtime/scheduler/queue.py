@@ -1,0 +1,374 @@
+"""The order in which waiting sequences are tried: three policies behind one small protocol."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Protocol
+
+from palmette.radix_cache import Namespace
+from palmette.runtime.config import SchedulerSection
+from palmette.runtime.sequence import Sequence, shared_length
+
+# Of many that are overdue and all wait for another sequence, no more are looked at in a step.
+_MAX_OVERDUE_TRIED = 64
+
+CachedTokens = Callable[[Sequence], int]
+"""How many leading tokens of a sequence the cache holds now; asking is no use of them."""
+
+
+class Round(Protocol):
+    """One step's walk over the waiting sequences, best first. What `next` gave is answered with
+    `admitted` or `deferred` before the next one is asked for.
+    """
+
+    def next(self) -> Sequence | None:
+        """Who should be tried now; None if nobody is left to try in this step."""
+        ...
+
+    def admitted(self) -> None:
+        """It waits no longer."""
+        ...
+
+    def deferred(self, num_tokens: int) -> None:
+        """It waits for another sequence to compute what both share, and so would all that begin
+        with the same `num_tokens` tokens: none of them need be tried in this step.
+        """
+        ...
+
+
+class WaitingQueue(Protocol):
+    """Sequences that wait."""
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence waits."""
+        ...
+
+    def resume(self, sequence: Sequence) -> None:
+        """A preempted sequence waits again, before all that never ran."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """It has ended without being admitted."""
+        ...
+
+    def round(self, now: float) -> Round:
+        """A walk for one step. Nothing may be added or removed meanwhile."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In order of arrival, preempted ones first."""
+        ...
+
+
+def make_queue(config: SchedulerSection, cached_tokens: CachedTokens) -> WaitingQueue:
+    """The queue that `config.policy` asks for."""
+    if config.policy == "fcfs":
+        return FirstComeFirstServed(max_tried=2 * config.max_running)
+    if config.policy == "lpm":
+        return LongestPrefixMatch(cached_tokens, config.max_wait)
+    return DepthFirst(cached_tokens, config.max_wait)
+
+
+class _Arrivals:
+    """Waiting sequences by arrival, preempted ones before all others."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._resumed: OrderedDict[int, Sequence] = OrderedDict()
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting[id(sequence)] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        self._resumed[id(sequence)] = sequence
+        self._resumed.move_to_end(id(sequence), last=False)
+
+    def remove(self, sequence: Sequence) -> None:
+        if self._resumed.pop(id(sequence), None) is None:
+            del self._waiting[id(sequence)]
+
+    @property
+    def new(self) -> Iterable[Sequence]:
+        """Those that never ran, oldest first."""
+        return self._waiting.values()
+
+    @property
+    def resumed(self) -> Iterable[Sequence]:
+        return self._resumed.values()
+
+    def __len__(self) -> int:
+        return len(self._resumed) + len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._resumed.values()
+        yield from self._waiting.values()
+
+
+class FirstComeFirstServed:
+    """By arrival. A step tries `max_tried` at most, so it costs the same however many wait."""
+
+    def __init__(self, *, max_tried: int) -> None:
+        self._arrivals = _Arrivals()
+        self._max_tried = max_tried
+
+    def add(self, sequence: Sequence) -> None:
+        self._arrivals.add(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        self._arrivals.resume(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._arrivals.remove(sequence)
+
+    def round(self, now: float) -> Round:
+        tried = list(islice(iter(self._arrivals), self._max_tried))
+        return _ListedRound(tried, self._arrivals.remove)
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._arrivals)
+
+
+class LongestPrefixMatch(FirstComeFirstServed):
+    """Most cached tokens first, as SGLang's cache-aware policy (arXiv:2312.07104, section 3).
+
+    Whoever has waited for `max_wait` seconds comes before all others, by arrival. Every waiting
+    sequence is looked up in every step that has room, so a step costs more the more wait.
+    """
+
+    def __init__(self, cached_tokens: CachedTokens, max_wait: float) -> None:
+        super().__init__(max_tried=0)
+        self._cached_tokens = cached_tokens
+        self._max_wait = max_wait
+
+    def round(self, now: float) -> Round:
+        arrivals = self._arrivals
+        overdue = [s for s in arrivals.new if now - s.submitted_at >= self._max_wait]
+        others = [s for s in arrivals.new if now - s.submitted_at < self._max_wait]
+        others.sort(key=self._cached_tokens, reverse=True)
+        return _ListedRound([*arrivals.resumed, *overdue, *others], arrivals.remove)
+
+
+class _ListedRound:
+    """A round in an order that is known beforehand."""
+
+    def __init__(self, order: list[Sequence], remove: Callable[[Sequence], None]) -> None:
+        self._order = iter(order)
+        self._remove = remove
+        self._current: Sequence | None = None
+
+    def next(self) -> Sequence | None:
+        self._current = next(self._order, None)
+        return self._current
+
+    def admitted(self) -> None:
+        assert self._current is not None
+        self._remove(self._current)
+
+    def deferred(self, num_tokens: int) -> None:
+        pass  # the others find out by themselves
+
+
+class DepthFirst:
+    """Depth-first over the tree that the waiting prompts form: next comes whoever shares most with
+    the one admitted last, so that a shared beginning is used up before it may be evicted.
+
+    For a known batch, depth-first order computes no token twice if the cache holds the longest
+    request (SGLang, arXiv:2312.07104, theorem 3.1). Prompts are kept in lexicographic order, in
+    which those of a subtree are neighbours: whoever shares most with a given one stands beside it.
+    A newcomer for whom the cache holds more than that comes first. Whoever has waited for
+    `max_wait` seconds comes before all others, by arrival, so nobody starves.
+
+    A round costs O(log n) comparisons for each sequence it tries, whatever waits.
+    """
+
+    def __init__(self, cached_tokens: CachedTokens, max_wait: float) -> None:
+        self.cached_tokens = cached_tokens
+        self.max_wait = max_wait
+        self.arrivals = _Arrivals()
+        self.keys: list[Key] = []
+        self.last: Sequence | None = None  # admitted last; the walk goes on from there
+        # Newcomers for whom the cache held something: (-tokens then, serial, sequence)
+        self.warm: list[tuple[int, int, Sequence]] = []
+        self._by_key: dict[int, Sequence] = {}  # by serial, the last part of a key
+        self._serials: dict[int, int] = {}  # by id of the sequence
+        self._num_added = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self._num_added += 1
+        serial = self._num_added
+        self._by_key[serial] = sequence
+        self._serials[id(sequence)] = serial
+        insort(self.keys, self.key(sequence))
+        self.arrivals.add(sequence)
+        held = self.cached_tokens(sequence)
+        if held:
+            heappush(self.warm, (-held, serial, sequence))
+
+    def resume(self, sequence: Sequence) -> None:
+        self.arrivals.resume(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        if id(sequence) in self._serials:
+            del self.keys[bisect_left(self.keys, self.key(sequence))]
+            del self._by_key[self._serials.pop(id(sequence))]
+        self.arrivals.remove(sequence)
+
+    def round(self, now: float) -> Round:
+        return _DepthFirstRound(self, now)
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.arrivals)
+
+    def key(self, sequence: Sequence) -> Key:
+        """Its place in the lexicographic order."""
+        return (
+            _place(sequence.namespace),
+            tuple(sequence.token_ids),
+            self._serials[id(sequence)],
+        )
+
+    def at(self, index: int) -> Sequence:
+        return self._by_key[self.keys[index][2]]
+
+    def is_new(self, sequence: Sequence) -> bool:
+        """Whether it waits and never ran."""
+        return id(sequence) in self._serials
+
+
+class _DepthFirstRound:
+    """Overdue and preempted sequences by arrival, then the walk."""
+
+    def __init__(self, queue: DepthFirst, now: float) -> None:
+        self._queue = queue
+        self._now = now
+        self._resumed = iter(list(queue.arrivals.resumed))
+        self._passed: set[int] = set()  # tried out of the walk's order and deferred
+        self._blocked: list[tuple[Key, Key]] = []  # ranges of keys, lower end in, upper end out
+        self._current: Sequence | None = None
+
+    def next(self) -> Sequence | None:
+        self._current = next(self._resumed, None) or self._overdue() or self._nearest()
+        return self._current
+
+    def admitted(self) -> None:
+        assert self._current is not None
+        self._queue.remove(self._current)
+        self._queue.last = self._current
+
+    def deferred(self, num_tokens: int) -> None:
+        assert self._current is not None
+        self._passed.add(id(self._current))
+        if not self._queue.is_new(self._current):
+            return
+        place = _place(self._current.namespace)
+        beginning = tuple(self._current.token_ids[:num_tokens])
+        # Above everything that begins so: the last token, one greater.
+        after = (*beginning[:-1], beginning[-1] + 1) if beginning else (1 << 62,)
+        self._blocked.append(((place, beginning, 0), (place, after, 0)))
+
+    def _overdue(self) -> Sequence | None:
+        for sequence in islice(self._queue.arrivals.new, _MAX_OVERDUE_TRIED):
+            if self._now - sequence.submitted_at < self._queue.max_wait:
+                return None
+            if id(sequence) not in self._passed and not self._is_blocked(sequence):
+                return sequence
+        return None
+
+    def _nearest(self) -> Sequence | None:
+        """Who shares most with the one admitted last, or with the cache."""
+        queue = self._queue
+        best, best_tokens = self._warmest()
+        last = queue.last or next(iter(queue.arrivals.new), None)
+        if last is None:
+            return None
+        key = (_place(last.namespace), tuple(last.token_ids), 0)
+        index = bisect_left(queue.keys, key)
+        for neighbour in (self._after(index), self._before(index)):
+            if neighbour is None:
+                continue
+            tokens = shared_length(neighbour, last)
+            if best is None or tokens > best_tokens:
+                best, best_tokens = neighbour, tokens
+        return best
+
+    def _warmest(self) -> tuple[Sequence | None, int]:
+        """The newcomer for whom the cache holds most, if it still does."""
+        warm = self._queue.warm
+        aside = []
+        found: tuple[Sequence | None, int] = (None, 0)
+        while warm:
+            promised, serial, sequence = warm[0]
+            if not self._queue.is_new(sequence):
+                heappop(warm)
+                continue
+            if id(sequence) in self._passed or self._is_blocked(sequence):
+                aside.append(heappop(warm))
+                continue
+            held = self._queue.cached_tokens(sequence)
+            if held < -promised:  # evicted meanwhile: it stands where it now belongs
+                heappop(warm)
+                if held:
+                    heappush(warm, (-held, serial, sequence))
+                continue
+            found = sequence, held
+            break
+        for entry in aside:
+            heappush(warm, entry)
+        return found
+
+    def _after(self, index: int) -> Sequence | None:
+        """The first that is not blocked, from `index` on."""
+        keys = self._queue.keys
+        while index < len(keys):
+            blocked = self._range_of(keys[index])
+            if blocked is None:
+                sequence = self._queue.at(index)
+                if id(sequence) not in self._passed:
+                    return sequence
+                index += 1
+            else:
+                index = bisect_left(keys, blocked[1])
+        return None
+
+    def _before(self, index: int) -> Sequence | None:
+        """The last that is not blocked, before `index`."""
+        keys = self._queue.keys
+        index -= 1
+        while index >= 0:
+            blocked = self._range_of(keys[index])
+            if blocked is None:
+                sequence = self._queue.at(index)
+                if id(sequence) not in self._passed:
+                    return sequence
+                index -= 1
+            else:
+                index = bisect_left(keys, blocked[0]) - 1
+        return None
+
+    def _is_blocked(self, sequence: Sequence) -> bool:
+        return bool(self._blocked) and self._range_of(self._queue.key(sequence)) is not None
+
+    def _range_of(self, key: Key) -> tuple[Key, Key] | None:
+        for blocked in self._blocked:
+            if blocked[0] <= key < blocked[1]:
+                return blocked
+        return None
+
+
+Key = tuple[tuple[str, str, str, tuple[str, ...]], tuple[int, ...], int]
+
+
+def _place(namespace: Namespace) -> tuple[str, str, str, tuple[str, ...]]:
+    return namespace.model, namespace.adapter, namespace.salt, namespace.media
