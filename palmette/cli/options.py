@@ -27,6 +27,9 @@ HELP = {
     "max_batch_tokens": "tokens computed in one step",
     "max_running": "sequences in one step",
     "jump_forward": "append tokens that a constraint forces without a step for each",
+    "policy": "who of those that wait comes next: depth-first over their prompts, longest cached "
+    "prefix, or by arrival",
+    "max_wait": "seconds after which whoever waits comes before all others",
 }
 
 # Fields that are a number of bytes.
