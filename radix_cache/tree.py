@@ -154,7 +154,8 @@ class Tree:
         parent.children.replace(upper.first_page, upper)
         self.num_nodes += 1
         node.touch(node.whole_access)
-        if node.is_evictable_leaf:
+        # Its last access may lie further back now, and an entry in the queue must not be later.
+        if node.ticket or node.is_evictable_leaf:
             self.queue.offer(node)
         return upper
 

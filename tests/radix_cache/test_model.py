@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.radix_cache.model import Model
 
 
 @settings(max_examples=100, deadline=None)
+# A held edge that stands in the queue is split, so that its last access lies further back.
+@example(seed=3, num_pages=11, page_size=3, num_tokens=2)
 @given(
     seed=st.integers(0, 2**32),
     num_pages=st.integers(1, 40),
