@@ -124,6 +124,11 @@ class KVManager:
         sequence.note_admitted(prefix.num_tokens, now)
         return True
 
+    def leaves_half_free(self, sequence: Sequence) -> bool:
+        """Whether half the pool would still be free, or could be, once all of it is computed."""
+        needed = self.num_pages_for(len(sequence.token_ids))
+        return 2 * (self.cache.num_available - needed) >= self.num_pages
+
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Room for `num_tokens` more computed tokens; False changes nothing."""
         needed = self.num_pages_for(sequence.num_computed_tokens + num_tokens)

@@ -198,6 +198,8 @@ class DepthFirst:
         self.last: Sequence | None = None  # admitted last; the walk goes on from there
         # Newcomers for whom the cache held something: (-tokens then, serial, sequence)
         self.warm: list[tuple[int, int, Sequence]] = []
+        # One of each subtree that the walk left because all in it wait for a leader, by its id.
+        self.left: dict[int, Sequence] = {}
         self._by_key: dict[int, Sequence] = {}  # by serial, the last part of a key
         self._serials: dict[int, int] = {}  # by id of the sequence
         self._num_added = 0
@@ -220,6 +222,7 @@ class DepthFirst:
         if id(sequence) in self._serials:
             del self.keys[bisect_left(self.keys, self.key(sequence))]
             del self._by_key[self._serials.pop(id(sequence))]
+            self.left.pop(id(sequence), None)
         self.arrivals.remove(sequence)
 
     def round(self, now: float) -> Round:
@@ -254,12 +257,16 @@ class _DepthFirstRound:
         self._queue = queue
         self._now = now
         self._resumed = iter(list(queue.arrivals.resumed))
+        # Back to the subtrees that were left, the one left last first.
+        self._left = reversed(list(queue.left.values()))
         self._passed: set[int] = set()  # tried out of the walk's order and deferred
         self._blocked: list[tuple[Key, Key]] = []  # ranges of keys, lower end in, upper end out
         self._current: Sequence | None = None
 
     def next(self) -> Sequence | None:
-        self._current = next(self._resumed, None) or self._overdue() or self._nearest()
+        self._current = (
+            next(self._resumed, None) or self._overdue() or self._returning() or self._nearest()
+        )
         return self._current
 
     def admitted(self) -> None:
@@ -272,6 +279,7 @@ class _DepthFirstRound:
         self._passed.add(id(self._current))
         if not self._queue.is_new(self._current):
             return
+        self._queue.left[id(self._current)] = self._current
         place = _place(self._current.namespace)
         beginning = tuple(self._current.token_ids[:num_tokens])
         # Above everything that begins so: the last token, one greater.
@@ -283,6 +291,13 @@ class _DepthFirstRound:
             if self._now - sequence.submitted_at < self._queue.max_wait:
                 return None
             if id(sequence) not in self._passed and not self._is_blocked(sequence):
+                return sequence
+        return None
+
+    def _returning(self) -> Sequence | None:
+        for sequence in self._left:
+            waits = self._queue.is_new(sequence) and id(sequence) not in self._passed
+            if waits and not self._is_blocked(sequence):
                 return sequence
         return None
 

@@ -30,6 +30,10 @@ class Pages(Protocol):
         """Hold the cached prefix and room for `num_tokens` of the rest, or nothing at all."""
         ...
 
+    def leaves_half_free(self, sequence: Sequence) -> bool:
+        """Whether half the pool would still be free, or could be, once all of it is computed."""
+        ...
+
     def grow(self, sequence: Sequence, num_tokens: int) -> bool: ...
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None: ...
@@ -139,13 +143,19 @@ class Scheduler:
         if not len(self.waiting):
             return
         walk = self.waiting.round(now)
+        num_deferred = 0
         while plan.token_budget and len(self.running) < self.config.max_running:
             sequence = walk.next()
             if sequence is None:
                 return
             if self._waits_for_leader(sequence):
                 walk.deferred(_num_shared_with_leader(sequence))
+                num_deferred += 1
                 continue
+            # Others may pass those that wait for a leader, but not at the cost of what these are
+            # about to use: with the pool half full, another part of the tree is not begun.
+            if num_deferred and not self._pages.leaves_half_free(sequence):
+                return
             num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
             if not self._pages.admit(sequence, num_tokens, self.running, now):
                 return

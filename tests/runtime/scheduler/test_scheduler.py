@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from palmette.radix_cache import Namespace, RadixCache
 from palmette.radix_cache.invariants import check
-from palmette.runtime.config import SchedulerSection
+from palmette.runtime.config import PolicyName, SchedulerSection
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.scheduler import Plan, Scheduler
 from palmette.runtime.sequence import Sequence, Status
@@ -28,11 +28,19 @@ class World:
         max_batch_tokens: int = 32,
         max_running: int = 64,
         prefix_cache: bool = True,
+        policy: PolicyName = "program",
+        max_wait: float = 1000.0,
     ) -> None:
+        self.now = 0.0
         self.cache = RadixCache(num_pages=num_pages, page_size=page_size)
         self.kv = KVManager(self.cache, page_size, prefix_cache=prefix_cache)
-        config = SchedulerSection(max_batch_tokens=max_batch_tokens, max_running=max_running)
-        self.scheduler = Scheduler(config, self.kv, clock=lambda: 0.0)
+        config = SchedulerSection(
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            policy=policy,
+            max_wait=max_wait,
+        )
+        self.scheduler = Scheduler(config, self.kv, clock=lambda: self.now)
         self.num_left: dict[str, int] = {}
         self.computed = Counter[str]()
         # What each page holds by slot: (token, all tokens before it), to see wrong reuse.
@@ -45,7 +53,7 @@ class World:
             namespace=Namespace(),
             token_ids=list(token_ids),
             num_prompt_tokens=len(token_ids),
-            submitted_at=0.0,
+            submitted_at=self.now,
             max_length=self.kv.num_pages * self.page_size,
         )
         self.num_left[name] = num_outputs
@@ -236,6 +244,7 @@ def test_a_status_that_cannot_follow_is_refused() -> None:
     max_batch_tokens=st.integers(1, 30),
     max_running=st.integers(1, 8),
     prefix_cache=st.booleans(),
+    policy=st.sampled_from(["program", "lpm", "fcfs"]),
 )
 def test_any_workload_ends_with_every_page_in_one_place(
     seed: int,
@@ -244,6 +253,7 @@ def test_any_workload_ends_with_every_page_in_one_place(
     max_batch_tokens: int,
     max_running: int,
     prefix_cache: bool,
+    policy: PolicyName,
 ) -> None:
     """`World.step` checks that every slot read holds its own prefix, and the page ledger."""
     rng = random.Random(seed)
@@ -253,6 +263,8 @@ def test_any_workload_ends_with_every_page_in_one_place(
         max_batch_tokens=max_batch_tokens,
         max_running=max_running,
         prefix_cache=prefix_cache,
+        policy=policy,
+        max_wait=3.0,
     )
     live: list[Sequence] = []
     longest = min(num_pages * page_size - 1, 30)
@@ -263,6 +275,7 @@ def test_any_workload_ends_with_every_page_in_one_place(
             token_ids = (live[rng.randrange(len(live))].token_ids + token_ids)[:longest]
         live.append(world.submit(f"r{index}", token_ids, rng.randrange(1, 12)))
         for _ in range(rng.randrange(4)):
+            world.now += rng.random()
             world.step()
         if rng.random() < 0.2:  # a client goes away
             victim = live[rng.randrange(len(live))]
@@ -272,3 +285,62 @@ def test_any_workload_ends_with_every_page_in_one_place(
     world.run()
     world.cache.flush()
     assert world.cache.pages.num_free == num_pages
+
+
+def two_level_prompts(rng: random.Random) -> list[list[int]]:
+    """Prompts that share a root, a trunk and a branch of it, in random order."""
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(900) for _ in range(count)]
+
+    root = tokens(20)
+    prompts = []
+    for _ in range(6):
+        trunk = root + tokens(40)
+        for _ in range(3):
+            branch = trunk + tokens(14)
+            prompts += [branch + tokens(6) for _ in range(4)]
+    rng.shuffle(prompts)
+    return prompts
+
+
+@pytest.mark.parametrize("num_requests_held", [2, 4, 100])
+@pytest.mark.parametrize("max_batch_tokens", [16, 64])
+def test_a_known_batch_computes_each_edge_of_its_tree_once(
+    num_requests_held: int, max_batch_tokens: int
+) -> None:
+    """Even in a pool that holds only twice the longest request."""
+    prompts = two_level_prompts(random.Random(7))
+    longest = max(map(len, prompts)) + 3
+    world = World(num_pages=-(-longest // 4) * num_requests_held, max_batch_tokens=max_batch_tokens)
+    sequences = [world.submit(f"r{i}", prompt, 3) for i, prompt in enumerate(prompts)]
+    world.run()
+    edges = {tuple(p[: n + 1]) for p in prompts for n in range(len(p))}
+    assert sum(s.tally.prefilled for s in sequences) == len(edges)
+
+
+def seconds_waited_under_hot_traffic(max_wait: float) -> float | None:
+    """How long a cold request waits while every step brings new ones that share more with what
+    runs; None if it is not served in 200 s.
+    """
+    world = World(max_batch_tokens=16, max_running=4, num_pages=64, max_wait=max_wait)
+    hot = list(range(12))
+    cold: Sequence | None = None
+    for step in range(210):
+        world.now = float(step)
+        for index in range(2):
+            world.submit(f"hot-{step}-{index}", [*hot, 100 + step, 500 + index], num_outputs=4)
+        if step == 10:
+            cold = world.submit("cold", list(range(800, 812)), num_outputs=2)
+        world.step()
+        if cold is not None and cold.admitted_at is not None:
+            return cold.admitted_at - cold.submitted_at
+    return None
+
+
+def test_a_cold_request_waits_for_a_bounded_time_under_hot_traffic() -> None:
+    waited = seconds_waited_under_hot_traffic(max_wait=20.0)
+    # The bound, and those hot ones that had waited for longer still when it was reached.
+    assert waited is not None
+    assert 20.0 <= waited <= 2 * 20.0
+    assert seconds_waited_under_hot_traffic(max_wait=1e9) is None
