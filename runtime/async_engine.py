@@ -8,7 +8,7 @@ import contextlib
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent
 from palmette.runtime.metrics import EngineStats
 
 if TYPE_CHECKING:
+    from palmette.radix_cache import Explanation
     from palmette.runtime.constraints import CompiledConstraint
 
 T = TypeVar("T")
@@ -153,6 +154,13 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """Counters and what is held, between two steps."""
         return self._call(lambda engine: engine.stats())
+
+    def explain(self, token_ids: Sequence[int], *, salt: str = "") -> Explanation:
+        """Which of a prompt's tokens are cached now, and why the others are not.
+
+        For whoever runs the engine: it may name other salts.
+        """
+        return self._call(lambda engine: engine.explain(token_ids, salt=salt))
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no running request holds."""

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +35,7 @@ from palmette.protocol import (
     TokenLogprob,
     Usage,
 )
-from palmette.radix_cache import Namespace, RadixCache
+from palmette.radix_cache import Explanation, Namespace, RadixCache
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
@@ -354,6 +355,13 @@ class Engine:
         """What is new since the last step, without computing anything."""
         events, self._pending = self._pending, []
         return events
+
+    def explain(self, token_ids: SequenceOf[int], *, salt: str = "") -> Explanation:
+        """Which of a prompt's tokens are cached now, and why the others are not.
+
+        For whoever runs the engine: it may name other salts.
+        """
+        return self._kv.cache.explain(token_ids, Namespace(salt=salt))
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no running request holds."""

@@ -433,6 +433,17 @@ def test_equal_prompts_in_one_batch_are_prefilled_once() -> None:
     assert model.num_computed == 19 + 4 * 1 + 5 * 2
 
 
+def test_a_miss_is_explained() -> None:
+    engine, _ = history_engine(script("hi"), page_size=4)
+    run(engine, greedy("a", "a prompt of twenty\n"))
+    told = str(engine.explain(ids("a prompt of thirty\n")))
+    assert "13 of 19 tokens are cached" in told
+    assert "diverged at token 13" in told
+    engine.flush_cache()
+    assert "flushed" in str(engine.explain(ids("a prompt of twenty\n")))
+    assert "never seen" in str(engine.explain(ids("something else\n")))
+
+
 def test_salts_do_not_share() -> None:
     engine, model = history_engine(script("hi"))
     for index, salt in enumerate(["", "a", "b", "a"]):
