@@ -89,3 +89,21 @@ def test_products_as_float32_keep_what_bfloat16_would_round_away(num_rows: int) 
         torch.testing.assert_close(precise.double(), exact, atol=1e-3, rtol=0)
     full = Linear(weight.float())
     assert torch.equal(full.in_float32(x.float()), full(x.float()))
+
+
+def test_few_row_counts_reach_the_processor_and_none_is_cut() -> None:
+    counts = {n: linear._padded(torch.ones(n, 3)).shape[0] for n in range(1, 513)}
+    assert all(num_rows <= padded < 1.2 * num_rows for num_rows, padded in counts.items())
+    assert len(set(counts.values())) <= 60
+
+
+@pytest.mark.parametrize("num_rows", [17, 33, 65, 515])
+def test_padding_changes_no_row(num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(24, 40, generator=generator)
+    layer = Linear(weight)
+    x = torch.randn(num_rows, 40, generator=generator)
+    residual = torch.randn(num_rows, 24, generator=generator)
+    product = x @ weight.T
+    torch.testing.assert_close(layer(x), product, atol=1e-4, rtol=0)
+    torch.testing.assert_close(layer.plus(x, residual), product + residual, atol=1e-4, rtol=0)
