@@ -95,8 +95,8 @@ class Linear:
         return _SINGLE_ROW_APART[key]
 
 
-# Up to so many rows, row counts are multiples of the step: 16 + 12 + 28 different ones up to 512.
-_ROW_STEPS = ((16, 1), (64, 4), (512, 16), (2048, 64))
+# Up to so many rows, row counts are multiples of the step: 60 different ones up to 512.
+_ROW_STEPS = ((16, 1), (64, 4), (128, 8), (512, 16), (2048, 64))
 
 
 def _padded(x: torch.Tensor) -> torch.Tensor:
