@@ -16,9 +16,11 @@
     │   ├── ModelNotFound                    name, known
     │   │   └── ModelNotPulled               a known name whose file is not on this machine yet
     │   ├── ModelFileError                   path: damaged, truncated, or of a kind we do not load
+    │   ├── FrozenPrefixError                path: damaged, or frozen with another model
     │   └── DownloadError                    what was fetched, and why it failed
     ├── EngineError
     │   ├── EngineStopped                    the engine was shut down, or its thread died
+    │   ├── CacheFull                        num_pages_needed, num_pages_left: no room to keep it
     │   └── RequestAborted                   aborted by the caller, a client's death, or a deadline
     └── ProgramError                         a program misused the language
         ├── PrimitiveFailed                  primitive, where, path; `__cause__` is the original
@@ -140,6 +142,14 @@ class ModelFileError(ModelError):
         self.path = Path(path)
 
 
+class FrozenPrefixError(ModelError):
+    """A frozen prefix cannot be written or read, is damaged, or was made with another model."""
+
+    def __init__(self, path: str | Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = Path(path)
+
+
 class DownloadError(ModelError):
     """A model could not be fetched."""
 
@@ -150,6 +160,15 @@ class EngineError(PalmetteError):
 
 class EngineStopped(EngineError):
     """The engine was shut down, or its thread ended with an error (see `__cause__`)."""
+
+
+class CacheFull(EngineError):
+    """The KV pool, or what of it may be pinned, has no room for a prefix that is to be kept."""
+
+    def __init__(self, message: str, *, num_pages_needed: int, num_pages_left: int) -> None:
+        super().__init__(message)
+        self.num_pages_needed = num_pages_needed
+        self.num_pages_left = num_pages_left
 
 
 class RequestAborted(EngineError):

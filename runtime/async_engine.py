@@ -26,7 +26,8 @@ from palmette.protocol import (
     TokenEvent,
 )
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
-from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent
+from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent, request_for_prefix
+from palmette.runtime.kv.frozen import read_frozen, write_frozen
 from palmette.runtime.metrics import EngineStats
 
 if TYPE_CHECKING:
@@ -162,6 +163,31 @@ class AsyncEngine:
         """
         return self._call(lambda engine: engine.explain(token_ids, salt=salt))
 
+    def freeze(self, token_ids: Sequence[int], path: str | Path) -> None:
+        """Save the keys and values of a prefix to a file; see `Engine.freeze`.
+
+        Blocks until the file is there; the engine serves others meanwhile.
+        """
+        identity = self._engine.identity
+        # As any other request, on a loop of its own: the caller's may wait for this very call.
+        with ThreadPoolExecutor(1, thread_name_prefix="palmette-freeze") as thread:
+            thread.submit(asyncio.run, self._compute(token_ids)).result()
+        prefix = self._call(lambda engine: engine.copy_prefix(token_ids))
+        write_frozen(path, prefix, identity)
+
+    def thaw(self, path: str | Path, *, pin: bool = True) -> int:
+        """Cache the prefix in a file that `freeze` made; how many tokens it has. See `Engine.thaw`.
+
+        Blocks until it is cached; the file is verified on the calling thread.
+        """
+        prefix = read_frozen(path, self._engine.identity)
+        self._call(lambda engine: engine.add_prefix(prefix, pin=pin))
+        return len(prefix.token_ids)
+
+    def unpin_prefixes(self) -> None:
+        """Let every thawed prefix be evicted from now on, as any other."""
+        self._call(lambda engine: engine.unpin_prefixes())
+
     def flush_cache(self) -> None:
         """Drop every cached prefix that no running request holds."""
         self._call(lambda engine: engine.flush_cache())
@@ -231,6 +257,12 @@ class AsyncEngine:
             if not self._thread.is_alive():
                 raise EngineStopped("the engine's thread has ended")
             self._commands.put(command)
+
+    async def _compute(self, token_ids: Sequence[int]) -> None:
+        """Have the tokens cached, if there is room."""
+        async for event in self.generate(request_for_prefix(token_ids)):
+            if event.error is not None:
+                raise event.error
 
     def _abort(self, request_id: str) -> None:
         with contextlib.suppress(EngineStopped):  # and so the request has ended too

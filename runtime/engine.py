@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from palmette.errors import (
     PromptTooLong,
     RequestAborted,
     RequestTooLarge,
+    UnsupportedFeature,
 )
 from palmette.protocol import (
     ChatTemplate,
@@ -37,8 +39,17 @@ from palmette.protocol import (
 )
 from palmette.radix_cache import Explanation, Namespace, RadixCache
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
+from palmette.runtime.kv.frozen import (
+    FrozenPrefix,
+    Identity,
+    read_frozen,
+    tokenizer_digest,
+    write_frozen,
+)
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.kv.prefixes import PrefixStore
+from palmette.runtime.loading.digest import WeightFiles
 from palmette.runtime.metrics import EngineCounters, EngineStats
 from palmette.runtime.sampling import SampledToken, Sampler, TokenCounts, needs_counts, resolve_seed
 from palmette.runtime.scheduler import PlannedWork, Scheduler
@@ -73,6 +84,15 @@ class ScoreEvent:
 
 
 Event = TokenEvent | ScoreEvent
+
+
+def request_for_prefix(token_ids: SequenceOf[int]) -> Request:
+    """A request that computes a prompt and generates nothing."""
+    return Request(
+        request_id=f"prefix-{uuid.uuid4().hex}",
+        token_ids=tuple(token_ids),
+        sampling=SamplingParams(max_tokens=0),
+    )
 
 
 class Engine:
@@ -155,6 +175,10 @@ class Engine:
             prefix_cache=config.cache.prefix_cache,
         )
         self._kv_bytes = bytes_per_page * num_pages
+        self._prefixes = PrefixStore(self._kv, pool)
+        self._loaded = loaded
+        self._weight_files = WeightFiles(loaded.path)
+        self._identity: Identity | None = None
         self._scheduler = Scheduler(config.scheduler, self._kv, clock)
         self._worker = Worker(
             loaded.model,
@@ -362,6 +386,98 @@ class Engine:
         For whoever runs the engine: it may name other salts.
         """
         return self._kv.cache.explain(token_ids, Namespace(salt=salt))
+
+    def freeze(self, token_ids: SequenceOf[int], path: str | Path) -> None:
+        """Save the keys and values of a prefix to a file, for `thaw` in a later process.
+
+        What of it is not cached is computed first, by steps in which others go on too; their
+        events come out of the next `step`. Raises InvalidRequest if the prefix could not be a
+        prompt, FrozenPrefixError if the file cannot be written.
+        """
+        write_frozen(path, self.copy_prefix(token_ids), self.identity)
+
+    def thaw(self, path: str | Path, *, pin: bool = True) -> int:
+        """Cache the prefix in a file that `freeze` made; how many tokens it has.
+
+        It serves requests without a salt, exactly as if it had been computed here. Unless `pin` is
+        False it is not evicted until `unpin_prefixes`. Raises FrozenPrefixError if the file is
+        damaged or was made with other weights, another number type or another tokenizer, and
+        CacheFull if there is no room for it.
+        """
+        prefix = read_frozen(path, self.identity)
+        self.add_prefix(prefix, pin=pin)
+        return len(prefix.token_ids)
+
+    def copy_prefix(self, token_ids: SequenceOf[int]) -> FrozenPrefix:
+        """A copy of the keys and values of a prefix, computed as far as needed. See `freeze`."""
+        self._check_keeps_prefixes()
+        request = request_for_prefix(token_ids)
+        self.validate(request)
+        copied = self._prefixes.copy(request.token_ids)
+        if copied is None:
+            self._compute(request)
+            copied = self._prefixes.copy(request.token_ids)
+        if copied is None:
+            raise EngineError("the prefix was evicted as soon as it was computed: try again")
+        return copied
+
+    def add_prefix(self, prefix: FrozenPrefix, *, pin: bool = True) -> None:
+        """Cache keys and values that `copy_prefix` gave, here or elsewhere. See `thaw`."""
+        self._check_keeps_prefixes()
+        self._prefixes.add(prefix, pin=pin)
+
+    def unpin_prefixes(self) -> None:
+        """Let every thawed prefix be evicted from now on, as any other."""
+        self._prefixes.unpin_all()
+
+    @property
+    def identity(self) -> Identity:
+        """What keys and values of this engine depend on besides the tokens.
+
+        Raises ModelFileError if the model's files have changed since it was loaded.
+        """
+        if self._identity is None:
+            loaded, tokenizer = self._loaded, self.tokenizer
+            token_bytes = tokenizer.all_token_bytes()
+            empty = [token_id for token_id, known in enumerate(token_bytes) if not known]
+            self._identity = Identity.of(
+                weights=loaded.weights_digest or self._weight_files.digest(),
+                tokenizer=tokenizer_digest(
+                    token_bytes,
+                    [(token_id, tokenizer.decode([token_id])) for token_id in empty],
+                    tuple(tokenizer.prefix_ids),
+                ),
+                dtype=loaded.dtype,
+                rope=loaded.config.rope,
+                num_layers=loaded.config.num_layers,
+                num_kv_heads=loaded.config.num_kv_heads,
+                head_dim=loaded.config.head_dim,
+            )
+        return self._identity
+
+    def _check_keeps_prefixes(self) -> None:
+        if not self._kv.prefix_cache:
+            raise UnsupportedFeature(
+                "a frozen prefix with prefix_cache=False",
+                "nothing is kept for later requests",
+                param="prefix_cache",
+            )
+
+    def _compute(self, request: Request) -> None:
+        """Carry out a request whose events concern nobody; those of others are kept."""
+        self.submit(request)
+        kept: list[Event] = []
+        try:
+            while request.request_id in self._live:
+                kept += self.step()
+        finally:
+            self._pending = kept + self._pending
+        request_id = request.request_id
+        mine = [event for event in self._pending if event.request_id == request_id]
+        self._pending = [event for event in self._pending if event.request_id != request_id]
+        error = mine[-1].error if mine else None
+        if error is not None:
+            raise error
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no running request holds."""

@@ -6,6 +6,7 @@ random weights. Public, so that programs and servers over Palmette can be tested
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -94,6 +95,7 @@ def history_engine(
         dtype_reason="a history model stores token ids",
         path=Path("history"),
         num_weight_bytes=0,
+        weights_digest="history",
     )
     return Engine.assemble("history", loaded, tokenizer, _config(options)), model
 
@@ -133,12 +135,15 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
     config = ModelConfig(**{**fields, **changes})
     generator = torch.Generator().manual_seed(seed)
     shapes = tensor_shapes(config)
+    digest = hashlib.sha256()
 
     def read(name: str) -> torch.Tensor:
         shape = shapes[name]
         if "norm" in name:
             return torch.ones(shape)
-        return torch.randn(shape, generator=generator) * (0.7 if len(shape) == 2 else 0.1)
+        tensor = torch.randn(shape, generator=generator) * (0.7 if len(shape) == 2 else 0.1)
+        digest.update(tensor.numpy().data)
+        return tensor
 
     model = LlamaModel(config, read, dtype=torch.float32)
     return LoadedModel(
@@ -148,6 +153,7 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
         dtype_reason="a tiny model is float32",
         path=Path("tiny"),
         num_weight_bytes=model.num_weight_bytes,
+        weights_digest=digest.hexdigest(),
     )
 
 

@@ -66,6 +66,28 @@ class KVPool:
         """Sets the tokens at `slots` [T], all different, to [T, 2 * num_kv_heads, head_dim]."""
         self._slots_by_layer[layer].index_copy_(1, slots, keys_and_values.transpose(0, 1))
 
+    def read_tokens(self, page_ids: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """A copy, on the CPU, of the first `num_tokens` tokens of these pages, one after the other.
+        [num_layers, 2, num_kv_heads, num_tokens, head_dim]
+        """
+        slots = self._slots_of(page_ids, num_tokens)
+        heads = (2, self.num_kv_heads, num_tokens, self.head_dim)
+        shape = (self.num_layers, *heads)
+        tokens = torch.empty(shape, dtype=self.dtype)
+        for layer, held in enumerate(self._slots_by_layer):
+            tokens[layer].copy_(held.index_select(1, slots).view(heads))
+        return tokens
+
+    def write_tokens(self, page_ids: Sequence[int], tokens: torch.Tensor) -> None:
+        """Sets the first tokens of these pages, which are all different, to `tokens`.
+        [num_layers, 2, num_kv_heads, T, head_dim]
+        """
+        num_tokens = tokens.shape[3]
+        slots = self._slots_of(page_ids, num_tokens)
+        heads = (2 * self.num_kv_heads, num_tokens, self.head_dim)
+        for layer, held in enumerate(self._slots_by_layer):
+            held.index_copy_(1, slots, tokens[layer].reshape(heads).to(self.device, self.dtype))
+
     def reader(self, page_ids: Sequence[int], *, may_view: bool = False) -> PageReader:
         """Reads these pages, one after the other, from any layer.
 
@@ -81,6 +103,12 @@ class KVPool:
         # One buffer for all layers: it stays in the cache, and no layer waits for fresh memory.
         shape = (len(pieces), self.page_size * self.head_dim)
         return PageReader(self, pieces, torch.empty(shape, dtype=self.dtype, device=self.device))
+
+    def _slots_of(self, page_ids: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """Where the first tokens of these pages lie. [num_tokens]"""
+        pages = torch.tensor(page_ids, dtype=torch.int64, device=self.device)
+        within = torch.arange(self.page_size, device=self.device)
+        return (pages[:, None] * self.page_size + within).flatten()[:num_tokens]
 
     def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Page `destinations[i]` holds what `sources[i]` held before the call, in every layer.

@@ -27,7 +27,10 @@ _TRIAL_REPEATS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory, and how it came there."""
+    """A model in memory, and how it came there.
+
+    `weights_digest` tells its weights from others where there is no file that could be hashed.
+    """
 
     model: LlamaModel
     config: ModelConfig
@@ -35,6 +38,7 @@ class LoadedModel:
     dtype_reason: str
     path: Path
     num_weight_bytes: int
+    weights_digest: str | None = None
 
 
 def load_model(
