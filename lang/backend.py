@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
 from palmette.errors import BackendNotSet
 from palmette.protocol import TokenBackend
+
+
+@runtime_checkable
+class Freezes(Protocol):
+    """A backend that can save the keys and values of a prefix to a file."""
+
+    def freeze(self, token_ids: Sequence[int], path: str | Path) -> None: ...
+
 
 _default: TokenBackend | None = None
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent import futures
+from pathlib import Path
 from typing import Any, Literal, overload
 
 from palmette.errors import ProgramError, UnsupportedFeature
 from palmette.lang import batch
-from palmette.lang.backend import resolve_backend
+from palmette.lang.backend import Freezes, resolve_backend
 from palmette.lang.call import Call
+from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
 from palmette.lang.options import OPTION_NAMES, sampling_overrides
 from palmette.lang.run import Run
@@ -225,6 +227,50 @@ class Function:
         """As `run_batch_iter`, without blocking the event loop."""
         plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
         return batch.run_plan_async(plan)
+
+    def constant_prefix(
+        self, *, backend: TokenBackend | None = None, **arguments: Any
+    ) -> tuple[int, ...]:
+        """The token ids that every run of the program with these arguments begins with: those of
+        what it appends before its first primitive and before anything that depends on an argument
+        without a value. Empty if it begins with such.
+
+        An argument has a value if it is given here, bound, or has a default. The program's body is
+        run twice, up to a primitive at most. Where it compares text made of an argument without a
+        value (``str(x) == "yes"``), they are taken to differ.
+        """
+        given = self.bind(**arguments)._bound
+        return constant_token_ids(self.func, given, resolve_backend(backend), self._run_coroutine)
+
+    def freeze(
+        self, path: str | Path, /, *, backend: TokenBackend | None = None, **arguments: Any
+    ) -> int:
+        """Save the keys and values of the `constant_prefix` to a file, for ``Engine.thaw`` in a
+        later process; how many tokens it has.
+
+        Raises ProgramError if the program has no constant prefix, UnsupportedFeature if the backend
+        has no keys and values to save.
+        """
+        resolved = resolve_backend(backend)
+        if not isinstance(resolved, Freezes):
+            raise UnsupportedFeature(
+                f"freeze on {resolved.model_name}", "it keeps no keys and values", param="backend"
+            )
+        token_ids = self.constant_prefix(backend=resolved, **arguments)
+        if not token_ids:
+            raise ProgramError(
+                f"{self.func.__name__} has no constant prefix: it begins with a primitive, or with "
+                "an argument that has no value; give it one"
+            )
+        resolved.freeze(token_ids, path)
+        return len(token_ids)
+
+    def _run_coroutine(self, body: Coroutine[Any, Any, None]) -> None:
+        """Wait for a short coroutine of an async program."""
+        if _PROGRAMS.is_current():
+            body.close()
+            raise ProgramError(f"{self.func.__name__} cannot be frozen by an async program")
+        _PROGRAMS.spawn(body).result()
 
     def _call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: TokenBackend | None
