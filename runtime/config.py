@@ -12,9 +12,26 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 PolicyName = Literal["program", "lpm", "fcfs"]
 
 
-def _at_least(name: str, value: int | float | None, low: float) -> None:
-    if value is not None and value < low:
-        raise InvalidRequest(f"{name} must be at least {low}, got {value}", param=name)
+def _check_int(name: str, value: int | None, low: int) -> None:
+    """`value` is an integer of at least `low`, or None. What is none would fail far from here."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InvalidRequest(
+            f"{name} must be an integer of at least {low}, got {value!r}", param=name
+        )
+
+
+def _check_seconds(name: str, value: float) -> None:
+    # Written so that NaN, which is neither above nor below anything, is refused as well.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not value >= 0:
+        raise InvalidRequest(f"{name} must be a number of at least 0, got {value!r}", param=name)
+
+
+def _check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be True or False, got {value!r}", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +54,8 @@ class ModelSection:
             raise InvalidRequest(
                 f"dtype must be 'auto', 'float32' or 'bfloat16', got {self.dtype!r}", param="dtype"
             )
-        _at_least("max_context", self.max_context, 2)
-        _at_least("num_threads", self.num_threads, 1)
+        _check_int("max_context", self.max_context, 2)
+        _check_int("num_threads", self.num_threads, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +74,10 @@ class CacheSection:
     prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        _at_least("page_size", self.page_size, 1)
-        _at_least("num_pages", self.num_pages, 1)
-        _at_least("kv_memory", self.kv_memory, 1)
+        _check_int("page_size", self.page_size, 1)
+        _check_int("num_pages", self.num_pages, 1)
+        _check_int("kv_memory", self.kv_memory, 1)
+        _check_flag("prefix_cache", self.prefix_cache)
 
     def resolve(self, bytes_per_page: int, max_context: int) -> int:
         """The number of pages, settled. Never more than `max_running` contexts could use."""
@@ -101,9 +119,10 @@ class SchedulerSection:
     max_wait: float = 30.0
 
     def __post_init__(self) -> None:
-        _at_least("max_batch_tokens", self.max_batch_tokens, 1)
-        _at_least("max_running", self.max_running, 1)
-        _at_least("max_wait", self.max_wait, 0)
+        _check_int("max_batch_tokens", self.max_batch_tokens, 1)
+        _check_int("max_running", self.max_running, 1)
+        _check_flag("jump_forward", self.jump_forward)
+        _check_seconds("max_wait", self.max_wait)
         if self.policy not in ("program", "lpm", "fcfs"):
             raise InvalidRequest(
                 f"policy must be 'program', 'lpm' or 'fcfs', got {self.policy!r}", param="policy"

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from palmette.cli.options import add_engine_options, given_engine_options
+from palmette.cli.options import add_engine_options, add_thaw_option, given_engine_options
 from palmette.errors import InvalidRequest, PalmetteError, RequestAborted
 from palmette.protocol import (
     FinishReason,
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 _HELP = "Ctrl-C interrupts an answer, /reset starts over, Ctrl-D ends."
 _SAMPLING = ("temperature", "top_p", "seed")
 
+# Drawn from all that a small model finds possible, a conversation comes apart; so where a model's
+# files say nothing of sampling, it is drawn from the likelier tokens. An answer that finds no end
+# would take the whole context, and leave none for the next question.
+_CALM = {"temperature": 0.6, "top_p": 0.9}
+_MAX_TOKENS = 1024
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser's commands."""
@@ -38,13 +44,30 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a known name, a GGUF file, or a folder")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-p", type=float, metavar="P", help="mass of the tokens drawn from")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help=f"0 is greedy (default: the model's own, else {_CALM['temperature']})",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help=f"mass of the tokens drawn from (default: the model's own, else {_CALM['top_p']})",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of an answer at most")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=_MAX_TOKENS,
+        metavar="N",
+        help="tokens of an answer at most (default: %(default)s)",
+    )
     parser.add_argument(
         "--stats", action="store_true", help="say what each turn cost in tokens and time"
     )
+    add_thaw_option(parser)
     add_engine_options(parser)
     parser.set_defaults(command=run)
 
@@ -61,10 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
         with console.status(f"Loading {arguments.model} ...") if is_terminal else stack:
             engine = AsyncEngine(arguments.model, **given_engine_options(arguments))
         with engine:
+            for path in arguments.thaw:
+                engine.thaw(path)
             chat = Chat(
                 engine,
                 system=arguments.system,
-                sampling=_sampling(engine, arguments),
+                sampling=sampling_of(engine, arguments),
                 max_tokens=arguments.max_tokens,
             )
             if is_terminal:
@@ -73,11 +98,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _sampling(backend: TokenBackend, arguments: argparse.Namespace) -> SamplingParams:
+def sampling_of(backend: TokenBackend, arguments: argparse.Namespace) -> SamplingParams:
+    """How answers are drawn: as given, else as the model's files say, else calmly."""
     given: dict[str, Any] = {
         name: getattr(arguments, name) for name in _SAMPLING if getattr(arguments, name) is not None
     }
-    return replace(backend.default_sampling, min_tokens=0, **given)
+    own, plain = backend.default_sampling, SamplingParams()
+    says_nothing = all(
+        getattr(own, name) == getattr(plain, name)
+        for name in ("temperature", "top_p", "top_k", "min_p")
+    )
+    # A temperature that is given stands for itself; what remains is the model's own.
+    calm = _CALM if says_nothing and "temperature" not in given else {}
+    return replace(own, min_tokens=0, **{**calm, **given})
 
 
 def _line_reader(is_terminal: bool) -> Callable[[], str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from palmette.errors import InvalidRequest
 from palmette.runtime.models.config import ModelConfig
 
 
@@ -41,7 +43,15 @@ class KVPool:
         self.page_size = page_size
         self.dtype = dtype
         shape = (num_layers, 2, num_kv_heads, num_pages, page_size, head_dim)
-        self._pages = torch.zeros(shape, dtype=dtype, device=device)
+        try:
+            self._pages = torch.zeros(shape, dtype=dtype, device=device)
+        except (RuntimeError, MemoryError) as error:
+            num_bytes = math.prod(shape) * dtype.itemsize
+            raise InvalidRequest(
+                f"a KV pool of {num_pages} pages of {page_size} tokens takes {num_bytes} bytes, "
+                "which are not to be had: give num_pages or kv_memory less",
+                param="num_pages",
+            ) from error
         heads = (2 * num_kv_heads, num_pages * page_size, head_dim)
         self._slots_by_layer = [layer.view(heads) for layer in self._pages]
         pieces = (2 * num_kv_heads * num_pages, page_size * head_dim)

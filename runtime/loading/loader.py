@@ -53,20 +53,22 @@ def load_model(
     `dtype` is "float32", "bfloat16" or "auto": bfloat16 where the processor multiplies it
     natively and, tried on this model's largest layer, faster. Raises ModelFileError if any tensor
     is missing, misshapen, unknown or cut off, before anything is computed with it, and
-    InvalidRequest for an unknown `dtype`. `attention` replaces the default backend:
-    `TorchAttention(share_prefixes=False)` makes bfloat16 results independent of which sequences
-    share a batch, as float32 results are anyway, for slower batches with a long common prefix.
+    InvalidRequest for an unknown `dtype` or a `device` that is not here. `attention` replaces the
+    default backend: `TorchAttention(share_prefixes=False)` makes bfloat16 results independent of
+    which sequences share a batch, as float32 results are anyway, for slower batches with a long
+    common prefix.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidRequest(
             f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}", param="dtype"
         )
+    device = _usable(device)
     path = Path(path)
     with closing(_open(path)) as source:
         config = source.config
         check_tensors(source, tensor_shapes(config))
         if dtype == "auto":
-            chosen, reason = _fastest(config, torch.device(device))
+            chosen, reason = _fastest(config, device)
         else:
             chosen, reason = _DTYPES[dtype], "asked for"
         model = LlamaModel(config, source.read, dtype=chosen, device=device, attention=attention)
@@ -78,6 +80,21 @@ def load_model(
         path=path,
         num_weight_bytes=model.num_weight_bytes,
     )
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """The device, if it can hold numbers here; raises InvalidRequest."""
+    try:
+        found = torch.device(device)
+        if found.type == "meta":
+            raise RuntimeError("it holds shapes, no numbers")
+        torch.zeros(1, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InvalidRequest(
+            f"the device {str(device)!r} cannot be used here: {reason}", param="device"
+        ) from error
+    return found
 
 
 def _open(path: Path) -> WeightSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from palmette.cli.chat import Chat, talk
+from palmette.cli.chat import Chat, add_to, sampling_of, talk
 from palmette.errors import EngineError, InvalidRequest, PromptTooLong
 from palmette.lang.backends.scripted import ChatMLTemplate, Reply, ScriptedBackend
 from palmette.protocol import FinishReason, Message, Piece, SamplingParams
@@ -167,7 +168,7 @@ def test_stats_say_what_a_turn_cost() -> None:
 INTERRUPTED = """
 import io, os, signal, threading
 from rich.console import Console
-from palmette.cli.chat import Chat, talk
+from palmette.cli.chat import Chat, add_to, sampling_of, talk
 from palmette.lang.backends.scripted import Reply, ScriptedBackend
 
 backend = ScriptedBackend([Reply(text="abcdefgh" * 100, token_delay=0.05), "fine"])
@@ -197,6 +198,34 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat() -> None:
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def arguments(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_to(parser.add_subparsers())
+    return parser.parse_args(["chat", "a-model", *given])
+
+
+def test_a_model_that_says_nothing_of_sampling_is_not_drawn_from_in_full() -> None:
+    drawn = sampling_of(ScriptedBackend([]), arguments())
+    assert 0 < drawn.temperature < 1
+    assert drawn.top_p < 1
+
+
+def test_what_is_given_and_what_the_model_says_are_kept() -> None:
+    plain = SamplingParams()
+    assert sampling_of(ScriptedBackend([]), arguments("--temperature", "1")) == plain
+    greedy = sampling_of(ScriptedBackend([]), arguments("--temperature", "0", "--seed", "3"))
+    assert (greedy.temperature, greedy.top_p, greedy.seed) == (0, 1, 3)
+    narrow = sampling_of(ScriptedBackend([]), arguments("--top-p", "0.5"))
+    assert narrow.top_p == 0.5
+    assert 0 < narrow.temperature < 1
+    own = SamplingParams(top_k=40)
+    assert sampling_of(ScriptedBackend([], default_sampling=own), arguments()) == own
+
+
+def test_an_answer_without_end_leaves_room_for_the_next_question() -> None:
+    assert 0 < arguments().max_tokens <= 2048
 
 
 def test_the_command_talks_with_the_real_model(smollm2: Path) -> None:

@@ -210,6 +210,14 @@ def test_an_unknown_number_type_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, dtype="int3")
 
 
+@pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99", ""])
+def test_a_device_that_is_not_here_is_refused_by_name(tmp_path: Path, device: str) -> None:
+    path = write_folder(tmp_path / "m", oracle())
+    with pytest.raises(InvalidRequest, match=f"^the device '{device}' cannot be used") as refused:
+        load_model(path, device=device)
+    assert refused.value.param == "device"
+
+
 def test_the_choice_of_the_number_type_is_explained(tmp_path: Path) -> None:
     path = write_folder(tmp_path / "m", oracle())
     asked = load_model(path, dtype="bfloat16")
