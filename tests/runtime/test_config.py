@@ -43,7 +43,7 @@ def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), -0.5, "30", None, True])
 def test_a_bound_on_waiting_is_a_number_that_time_can_reach(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match="^max_wait must be a number"):
+    with pytest.raises(InvalidRequest, match=r"^max_wait must be a number"):
         config_of(max_wait=value)
 
 
