@@ -77,6 +77,18 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, help=text, **settings)
 
 
+def add_thaw_option(parser: argparse.ArgumentParser) -> None:
+    """Give a command the option for frozen prefixes."""
+    parser.add_argument(
+        "--thaw",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="a file of `palmette freeze`, whose prefix is then cached from the beginning; may be "
+        "given several times",
+    )
+
+
 def given_engine_options(arguments: argparse.Namespace) -> EngineOptions:
     """The engine options that were given; the engine knows the others' defaults."""
     given: Any = {

@@ -8,12 +8,12 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from palmette.cli.options import add_engine_options, given_engine_options
+from palmette.cli.options import add_engine_options, add_thaw_option, given_engine_options
 from palmette.errors import InvalidRequest, ProgramError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="for each gen that says none")
     parser.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
     parser.add_argument("--no-figures", action="store_true", help="print the text only")
+    add_thaw_option(parser)
     add_engine_options(parser)
     parser.set_defaults(command=run)
 
@@ -58,8 +59,8 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the program and print what came of it."""
     program = find_program(arguments.program)
-    given = dict(_argument(text) for text in arguments.args)
-    _check_arguments(program, given)
+    given = given_arguments(program, arguments.args)
+    _check_complete(program, given)
     for name in ("temperature", "max_tokens", "seed"):
         if getattr(arguments, name) is not None and name not in program.arg_names:
             given[name] = getattr(arguments, name)
@@ -120,14 +121,20 @@ def _argument(text: str) -> tuple[str, Any]:
         raise InvalidRequest(f"--arg {name[:-1]} is not JSON: {error}", param="arg") from error
 
 
-def _check_arguments(program: Function, given: dict[str, Any]) -> None:
-    takes = ", ".join(program.arg_names) or "none"
+def given_arguments(program: Function, texts: Sequence[str]) -> dict[str, Any]:
+    """What --arg says, by name. Raises InvalidRequest if the program has no such argument."""
+    given = dict(_argument(text) for text in texts)
     for name in given:
         if name not in program.arg_names:
             raise InvalidRequest(
-                f"{program.func.__name__} has no argument named {name!r}; it takes: {takes}",
+                f"{program.func.__name__} has no argument named {name!r}; it takes: "
+                f"{', '.join(program.arg_names) or 'none'}",
                 param="arg",
             )
+    return given
+
+
+def _check_complete(program: Function, given: dict[str, Any]) -> None:
     parameters = inspect.signature(program.func).parameters
     missing = [
         name
@@ -136,7 +143,8 @@ def _check_arguments(program: Function, given: dict[str, Any]) -> None:
     ]
     if missing:
         raise InvalidRequest(
-            f"{program.func.__name__} needs --arg for {', '.join(missing)}; it takes: {takes}",
+            f"{program.func.__name__} needs --arg for {', '.join(missing)}; it takes: "
+            f"{', '.join(program.arg_names)}",
             param="arg",
         )
 
@@ -146,13 +154,14 @@ def _backend(arguments: argparse.Namespace) -> Iterator[TokenBackend | None]:
     """The engine asked for; None for the backend that the file has set."""
     options = given_engine_options(arguments)
     if arguments.model is None:
-        if options:
-            raise InvalidRequest(
-                f"{', '.join(options)}: engine options need --model", param="model"
-            )
+        given = [*options, *(["thaw"] if arguments.thaw else [])]
+        if given:
+            raise InvalidRequest(f"{', '.join(given)}: engine options need --model", param="model")
         yield None
         return
     from palmette.runtime import AsyncEngine
 
     with AsyncEngine(arguments.model, **options) as engine:
+        for path in arguments.thaw:
+            engine.thaw(path)
         yield engine

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from palmette.cli.options import add_engine_options, given_engine_options
+from palmette.cli.options import add_engine_options, add_thaw_option, given_engine_options
 
 
 def add_to(commands: Any) -> None:
@@ -53,6 +53,7 @@ def add_to(commands: Any) -> None:
         help="how long running requests may go on after Ctrl-C (default: %(default)s)",
     )
     parser.add_argument("--access-log", action="store_true", help="print a line for each request")
+    add_thaw_option(parser)
     add_engine_options(parser)
     parser.set_defaults(command=run)
 
@@ -70,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         cors_origins=arguments.cors_origin,
         grace=arguments.grace,
         access_log=arguments.access_log,
+        thaw=arguments.thaw,
         **given_engine_options(arguments),
     )
     return 0

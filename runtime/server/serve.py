@@ -50,6 +50,7 @@ def serve(
     limits: ServerLimits | None = None,
     grace: float = DEFAULT_GRACE,
     access_log: bool = False,
+    thaw: Sequence[str | Path] = (),
     say: Say = say_aloud,
     **options: Unpack[EngineOptions],
 ) -> None:
@@ -57,8 +58,9 @@ def serve(
 
     The address is taken before the model is loaded, so that a port in use is known at once; who
     connects meanwhile waits. Port 0 takes a free one. `say` gets a line when loading begins and one
-    when the server is ready. Raises InvalidRequest if the address cannot be had, ModelError if the
-    model cannot be loaded.
+    when the server is ready. `thaw` names files with frozen prefixes, which are cached and pinned
+    before that. Raises InvalidRequest if the address cannot be had, ModelError if the model or a
+    frozen prefix cannot be loaded, CacheFull if there is no room for one.
     """
     from palmette.runtime.async_engine import AsyncEngine
 
@@ -70,6 +72,8 @@ def serve(
                 f"Loaded {engine.model_name} in {time.monotonic() - started:.1f} s: "
                 f"{engine.dtype_name}, {engine.max_context} tokens of context"
             )
+            for path in thaw:
+                say(f"Thawed {engine.thaw(path)} tokens from {path}")
             # What was loaded stays as long as the process: the garbage collector need not walk over
             # it in the middle of a step.
             gc.collect()

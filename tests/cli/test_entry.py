@@ -13,7 +13,7 @@ from palmette.cli import main
 from palmette.cli.options import HELP, engine_options, size
 from palmette.runtime.config import EngineConfig, EngineOptions
 
-COMMANDS = ("pull", "models", "run", "chat", "serve")
+COMMANDS = ("pull", "models", "run", "chat", "serve", "freeze")
 
 
 def palmette(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["serve", "--help"], ["run", "--help"], ["models"]]
+    "arguments",
+    [["--help"], ["serve", "--help"], ["run", "--help"], ["freeze", "--help"], ["models"]],
 )
 def test_what_needs_no_engine_loads_no_large_library(arguments: list[str]) -> None:
     code = (
@@ -154,6 +155,7 @@ def test_engine_options_that_are_not_given_are_left_to_the_engine(
         "cors_origins": ["http://a"],
         "grace": 5.0,
         "access_log": False,
+        "thaw": [],
     }
 
 
