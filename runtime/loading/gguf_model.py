@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from palmette.errors import ModelFileError
-from palmette.runtime.loading.gguf_file import Array, GGUFFile, Scalar
+from palmette.runtime.loading.gguf_file import GGUFFile
+from palmette.runtime.loading.gguf_metadata import Array, Scalar
 from palmette.runtime.models.config import (
     ModelConfig,
     RopeConfig,

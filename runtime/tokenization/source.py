@@ -14,8 +14,8 @@ from typing import Any
 
 from palmette.errors import InvalidRequest, ModelFileError
 from palmette.runtime.home import palmette_home
+from palmette.runtime.loading.gguf_metadata import GGUFMetadata
 from palmette.runtime.tokenization.chat import JinjaChatTemplate
-from palmette.runtime.tokenization.gguf_metadata import GgufMetadata, read_gguf_metadata
 from palmette.runtime.tokenization.prepared import PreparedCache, PreparedTokenizer, prepare
 from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
 
@@ -104,13 +104,14 @@ def _given_template(template: str | Path) -> str:
 
 
 def _from_gguf(path: Path, cache: PreparedCache, template: str | None) -> LoadedTokenizer:
-    metadata = read_gguf_metadata(path)
+    with GGUFMetadata(path) as metadata:
+        pass  # what is needed are scalars and strings
     model = metadata.text("tokenizer.ggml.model")
     if model is None:
         raise ModelFileError(path, "holds no tokenizer (no key tokenizer.ggml.model)")
     prepared = cache.get(f"gguf {metadata.digest} {_versions()}", lambda: _converted_gguf(path))
     tokens = _GgufTokens(metadata, prepared)
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+    add_bos = metadata.metadata.get("tokenizer.ggml.add_bos_token")
     if add_bos is None:
         add_bos = model == "llama" or metadata.text("tokenizer.ggml.pre") in _GGUF_BOS_BY_DEFAULT
     bos_id = tokens.id_of("bos")
@@ -134,7 +135,7 @@ def _from_gguf(path: Path, cache: PreparedCache, template: str | None) -> Loaded
 class _GgufTokens:
     """The tokens that a GGUF file names by id."""
 
-    def __init__(self, metadata: GgufMetadata, prepared: PreparedTokenizer) -> None:
+    def __init__(self, metadata: GGUFMetadata, prepared: PreparedTokenizer) -> None:
         self._metadata = metadata
         self._prepared = prepared
 
@@ -157,9 +158,9 @@ class _GgufTokens:
 
 def _converted_gguf(path: Path) -> PreparedTokenizer:
     """The tokenizer as transformers reads it from the file, control tokens as the file has them."""
-    metadata = read_gguf_metadata(path, with_arrays=True)
-    tokens = metadata.array("tokenizer.ggml.tokens") or []
-    types = metadata.array("tokenizer.ggml.token_type") or []
+    with GGUFMetadata(path) as metadata:
+        tokens = metadata.strings("tokenizer.ggml.tokens")
+        types = metadata.array("tokenizer.ggml.token_type") or []
     named = _named_ids(metadata)
     kinds = {token_id: types[token_id] for token_id in range(min(len(tokens), len(types)))}
     kinds |= dict.fromkeys(named & kinds.keys(), _CONTROL)
@@ -178,7 +179,7 @@ def _converted_gguf(path: Path) -> PreparedTokenizer:
     return prepare(path, converted, special)
 
 
-def _named_ids(metadata: GgufMetadata) -> set[int]:
+def _named_ids(metadata: GGUFMetadata) -> set[int]:
     """The tokens that begin or end something. Padding may be named for want of a better one."""
     names = ("bos", "eos", "eot", "eom")
     ids = (metadata.integer(f"tokenizer.ggml.{name}_token_id") for name in names)
