@@ -48,6 +48,7 @@ format: $(DEV) ## Mend what can be mended of style and formatting
 bench: $(EXAMPLES) ## Run every benchmark and print its figures
 	$(BIN)/palmette pull $(MODEL)
 	set -e; for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script"; done
+	$(BIN)/python -m benchmarks.programs --ablations no-cache small-pool
 
 clean: ## Remove what was built and cached; .venv and pulled models stay
 	rm -rf build dist palmette.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

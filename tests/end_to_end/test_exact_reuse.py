@@ -15,8 +15,8 @@ from palmette.runtime.async_engine import AsyncEngine
 from palmette.runtime.config import CacheSection, EngineConfig, SchedulerSection
 from palmette.runtime.engine import Engine
 from palmette.runtime.loading import load_model
+from palmette.runtime.recording import PrefixTree, Recording
 from palmette.runtime.tokenization import load_tokenizer
-from tests.end_to_end.recording import PrefixTree, Recording
 
 POOL_TOKENS = 4096
 MakeEngine = Callable[..., AsyncEngine]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import palmette as pm
-from tests.end_to_end.recording import Recording
+from palmette.runtime.recording import Recording
 from tests.examples.conftest import LoadExample
 
 

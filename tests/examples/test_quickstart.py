@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import palmette as pm
-from tests.end_to_end.recording import PrefixTree
+from palmette.runtime.recording import PrefixTree
 from tests.examples.conftest import LoadExample
 
 
