@@ -63,10 +63,13 @@ class PromptTooLong(InvalidRequest):
 class RequestTooLarge(InvalidRequest):
     """The request could not finish even with the whole KV pool to itself."""
 
-    def __init__(self, num_pages_needed: int, num_pages: int, page_size: int) -> None:
+    def __init__(
+        self, num_pages_needed: int, num_pages: int, page_size: int, *, num_pinned: int = 0
+    ) -> None:
+        pinned = f", {num_pinned} of them pinned for other prompts" if num_pinned else ""
         super().__init__(
             f"the request needs {num_pages_needed} pages of {page_size} tokens, "
-            f"the KV pool has {num_pages}: shorten the prompt or enlarge the pool",
+            f"the KV pool has {num_pages}{pinned}: shorten the prompt or enlarge the pool",
             param="prompt",
         )
         self.num_pages_needed = num_pages_needed

@@ -261,8 +261,11 @@ class Engine:
         if len(prompt) + longest >= self.max_context:
             raise PromptTooLong(len(prompt) + longest, self.max_context)
         num_pages = self._kv.num_pages_for(len(prompt) + longest + 1)
-        if num_pages > self._kv.num_pages:
-            raise RequestTooLarge(num_pages, self._kv.num_pages, self._kv.page_size)
+        num_out_of_reach = self._prefixes.num_pages_out_of_reach(prompt, request.salt)
+        if num_pages > self._kv.num_pages - num_out_of_reach:
+            raise RequestTooLarge(
+                num_pages, self._kv.num_pages, self._kv.page_size, num_pinned=num_out_of_reach
+            )
 
     def submit(
         self, request: Request | ScoreRequest, *, compiled: CompiledConstraint | None = None
@@ -284,13 +287,17 @@ class Engine:
         sampling = request.sampling
         if request.constraint is not None and compiled is None:
             compiled = self.constraints.compile(request.constraint)
+        # So that it ends for its length, and not because a pinned page would be needed.
+        num_pages = self._kv.num_pages - self._prefixes.num_pages_out_of_reach(
+            request.token_ids, request.salt
+        )
         sequence = GenerationSequence(
             request_id=request.request_id,
             namespace=Namespace(salt=request.salt),
             token_ids=list(request.token_ids),
             num_prompt_tokens=len(request.token_ids),
             submitted_at=self._clock(),
-            max_length=min(self.max_context, self._kv.num_pages * self._kv.page_size),
+            max_length=min(self.max_context, num_pages * self._kv.page_size),
             request=request,
             seed=resolve_seed(sampling.seed),
             output=OutputBuffer(self.tokenizer.token_bytes, sampling.stop),

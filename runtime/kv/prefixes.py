@@ -43,7 +43,22 @@ class PrefixStore:
             self._write(prefix, pin=pin)
             match = self._kv.cache.match(prefix.token_ids, _NAMESPACE)
         if pin:
-            self._pins[prefix.token_ids] = self._pin(match)
+            self._pins = {**self._pins, prefix.token_ids: self._pin(match)}
+
+    def num_pages_out_of_reach(self, token_ids: Sequence[int], salt: str) -> int:
+        """How many pages a request with this prompt can never have: those pinned with other tokens.
+
+        May be asked from any thread.
+        """
+        pins = self._pins  # replaced and never changed
+        if not pins:
+            return 0
+        num_shared = 0
+        if salt == _NAMESPACE.salt:
+            # The last token of a prompt is computed, so its page is the request's own.
+            key = tuple(token_ids[:-1])
+            num_shared = max(_shared_length(key, pinned) for pinned in pins)
+        return self._kv.cache.num_pinned_pages - num_shared // self._kv.page_size
 
     def unpin_all(self) -> None:
         """What was pinned stays cached, and may be evicted from now on."""
@@ -84,6 +99,18 @@ class PrefixStore:
             raise _over_budget(
                 error.num_pages_needed, error.num_pages_left, cache.max_pinned_pages
             ) from error
+
+
+def _shared_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many leading tokens are the same."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _over_budget(num_needed: int, num_left: int, budget: int) -> CacheFull:

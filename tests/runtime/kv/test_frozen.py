@@ -20,6 +20,7 @@ from palmette.errors import (
     FrozenPrefixError,
     InvalidRequest,
     ModelFileError,
+    RequestTooLarge,
     UnsupportedFeature,
 )
 from palmette.protocol import FinishReason, Request, SamplingParams, TokenEvent
@@ -361,6 +362,36 @@ def test_what_is_pinned_stays_and_may_go_after_it_was_unpinned(frozen: Path) -> 
     engine.flush_cache()
     assert engine.stats().num_free_pages == 40
     assert engine.thaw(frozen) == len(PREFIX)
+    check_ledger(engine)
+
+
+def test_a_request_ends_for_its_length_where_only_pinned_pages_are_left(frozen: Path) -> None:
+    engine = tiny_engine(page_size=4, num_pages=40)
+    engine.thaw(frozen)  # 16 pages, 15 of them whole
+    long = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
+
+    def length(prompt: tuple[int, ...], salt: str = "") -> int:
+        request = Request(request_id="long", token_ids=prompt, salt=salt, sampling=long)
+        engine.submit(request)
+        ids: list[int] = []
+        while True:
+            for event in engine.step():
+                assert isinstance(event, TokenEvent)
+                ids += event.token_ids
+                if event.finish_reason is not None:
+                    assert event.finish_reason is FinishReason.LENGTH
+                    return len(prompt) + len(ids)
+
+    assert length(QUESTION) == 24 * 4
+    assert length(PREFIX + QUESTION) == (24 + 15) * 4
+    assert length(PREFIX) == (24 + 15) * 4
+    assert length(PREFIX + QUESTION, salt="s") == 24 * 4
+    assert length(PREFIX[:8] + QUESTION) == (24 + 2) * 4
+    for salt, prompt in (("", QUESTION * 4), ("s", PREFIX + QUESTION[:-2] * 2)):
+        with pytest.raises(RequestTooLarge, match="has 40, 16 of them pinned for other prompts"):
+            engine.submit(Request(request_id="1", token_ids=prompt, salt=salt, sampling=long))
+    engine.unpin_prefixes()
+    assert length(QUESTION) == 40 * 4
     check_ledger(engine)
 
 
