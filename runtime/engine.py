@@ -333,16 +333,12 @@ class Engine:
     def _submit_score(self, request: ScoreRequest) -> None:
         now = self._clock()
         paths = score_paths(request.continuations)
-        group = ScoreGroup(
-            request,
-            now,
-            num_sequences=len(paths),
-            num_path_tokens=sum(len(path.targets) for path in paths) - 1,
-        )
+        inner = {path.tokens[:depth] for path in paths for depth in path.targets}
+        group = ScoreGroup(request, now, num_sequences=len(paths), num_path_tokens=len(inner) - 1)
         sequences = []
         num_prompt = len(request.token_ids)
         for index, path in enumerate(paths):
-            targets = {num_prompt - 1 + depth: ids for depth, ids in path.targets.items()}
+            asked = {num_prompt - 1 + depth: ids for depth, ids in path.targets.items()}
             token_ids = [*request.token_ids, *path.tokens]
             sequences.append(
                 ScoringSequence(
@@ -353,7 +349,7 @@ class Engine:
                     submitted_at=now,
                     max_length=len(token_ids),
                     group=group,
-                    targets=targets,
+                    asked=asked,
                 )
             )
         self._live[request.request_id] = group
@@ -549,9 +545,8 @@ class Engine:
 
     def _advance_scoring(self, sequence: ScoringSequence, outcome: Outcome, now: float) -> None:
         group = sequence.group
-        num_prompt = len(group.request.token_ids)
         for position, logprobs in outcome.scores.items():
-            group.record(tuple(sequence.token_ids[num_prompt : position + 1]), logprobs)
+            group.record(sequence.node_at(position), logprobs)
         if sequence.num_uncomputed_tokens:
             return
         self._scheduler.finish(sequence)

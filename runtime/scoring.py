@@ -8,23 +8,27 @@ from dataclasses import dataclass, field
 from palmette.protocol import ScoreRequest, ScoreResult, Usage
 from palmette.runtime.sequence import Status, TokenTally
 
+Node = tuple[int, ...]  # of the continuations' prefix tree: the tokens that lead to it
+
 
 @dataclass(frozen=True, slots=True)
 class ScorePath:
-    """One sequence to compute: `tokens` after the prompt, and which next tokens are asked where.
+    """One sequence to compute: `tokens` after the prompt, and which next tokens may be asked where.
 
-    `targets[j]` are the ids whose log-probability is wanted after `j` tokens of the path.
+    `targets[j]` are the ids whose log-probability is wanted after `j` tokens of the path. Paths
+    share their first nodes; whichever is admitted first is asked there.
     """
 
-    tokens: tuple[int, ...]
+    tokens: Node
     targets: dict[int, list[int]]
 
 
-def score_paths(continuations: tuple[tuple[int, ...], ...]) -> list[ScorePath]:
-    """The fewest sequences that visit every inner node of the continuations' prefix tree, each node
-    asked once. A continuation's last token is never computed: only its probability is wanted.
+def score_paths(continuations: tuple[Node, ...]) -> list[ScorePath]:
+    """The fewest sequences that visit every inner node of the continuations' prefix tree.
+
+    A continuation's last token is never computed: only its probability is wanted.
     """
-    wanted: dict[tuple[int, ...], set[int]] = {}
+    wanted: dict[Node, set[int]] = {}
     for continuation in continuations:
         for depth, token_id in enumerate(continuation):
             wanted.setdefault(continuation[:depth], set()).add(token_id)
@@ -35,15 +39,10 @@ def score_paths(continuations: tuple[tuple[int, ...], ...]) -> list[ScorePath]:
         for node, after in zip(inner, [*inner[1:], ()], strict=True)
         if after[: len(node)] != node or len(after) <= len(node)
     ]
-    paths = []
-    for node in longest:
-        targets = {}
-        for depth in range(len(node) + 1):
-            asked = wanted.pop(node[:depth], None)
-            if asked is not None:
-                targets[depth] = sorted(asked)
-        paths.append(ScorePath(node, targets))
-    return paths
+    return [
+        ScorePath(node, {depth: sorted(wanted[node[:depth]]) for depth in range(len(node) + 1)})
+        for node in longest
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +51,15 @@ class ScoreGroup:
 
     request: ScoreRequest
     submitted_at: float
-    num_sequences: int = 0
-    num_path_tokens: int = 0
+    num_sequences: int
+    num_path_tokens: int  # inner nodes of the continuations' tree, but for the prompt's end
     admitted_at: float | None = None
     tallies: list[TokenTally] = field(default_factory=list)
     status: Status = Status.WAITING
-    found: dict[tuple[int, ...], dict[int, float]] = field(default_factory=dict)
+    claimed: set[Node] = field(default_factory=set)  # asked of a sequence already
+    found: dict[Node, dict[int, float]] = field(default_factory=dict)
 
-    def record(self, node: tuple[int, ...], logprobs: Mapping[int, float]) -> None:
+    def record(self, node: Node, logprobs: Mapping[int, float]) -> None:
         """The log-probabilities of the tokens that may come after `node`."""
         self.found.setdefault(node, {}).update(logprobs)
 

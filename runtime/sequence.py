@@ -187,17 +187,40 @@ class GenerationSequence(Sequence):
 
 @dataclass(slots=True, eq=False)
 class ScoringSequence(Sequence):
-    """A sequence whose tokens are given; wanted are log-probabilities of possible next tokens."""
+    """A sequence whose tokens are given; wanted are log-probabilities of possible next tokens.
+
+    `asked` are the ids that may come after each position of its path. What of it no other sequence
+    of the group was asked before becomes this one's `targets` when it is first admitted; so the
+    beginning that paths share is computed once, whichever of them comes first.
+    """
 
     group: ScoreGroup = field(kw_only=True)
-    targets: dict[int, list[int]] = field(kw_only=True)  # position -> ids that may come after it
+    asked: dict[int, list[int]] = field(kw_only=True)
+    targets: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def max_cached_tokens(self) -> int:
-        return min(self.targets)
+        return min(self.targets or self._unclaimed())
+
+    def note_admitted(self, num_cached_tokens: int, now: float) -> None:
+        if not self.targets:
+            self.targets = self._unclaimed()
+            self.group.claimed.update(map(self.node_at, self.targets))
+        Sequence.note_admitted(self, num_cached_tokens, now)
 
     def logit_positions(self, start: int, end: int) -> list[int]:
         return [position for position in range(start, end) if position in self.targets]
+
+    def node_at(self, position: int) -> tuple[int, ...]:
+        """The node of the continuations' tree that the token at `position` leads to."""
+        return tuple(self.token_ids[len(self.group.request.token_ids) : position + 1])
+
+    def _unclaimed(self) -> dict[int, list[int]]:
+        return {
+            position: ids
+            for position, ids in self.asked.items()
+            if self.node_at(position) not in self.group.claimed
+        }
 
 
 def shared_length(one: Sequence, other: Sequence, limit: int | None = None, above: int = 0) -> int:

@@ -516,6 +516,40 @@ def test_scoring_computes_each_inner_node_once_and_equals_one_by_one(
         assert logprobs == pytest.approx(alone.logprobs[0], abs=1e-5)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    lists=st.lists(
+        st.lists(
+            st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple), min_size=1, max_size=5
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    page_size=st.sampled_from([1, 4, 16]),
+)
+def test_scores_of_several_requests_at_once_compute_nothing_twice(
+    lists: list[list[tuple[int, ...]]], page_size: int
+) -> None:
+    """Whichever path the scheduler takes first."""
+    engine, model = history_engine(lambda history: {len(history) % 5: 2.0}, page_size=page_size)
+    places: set[tuple[int, ...]] = set()
+    for index, continuations in enumerate(lists):
+        prompt = (7, 8, 9, 20 + index)
+        engine.submit(
+            ScoreRequest(
+                request_id=str(index), token_ids=prompt, continuations=tuple(continuations)
+            )
+        )
+        computed = [prompt + c[:depth] for c in continuations for depth in range(len(c))]
+        places |= {tokens[:end] for tokens in computed for end in range(1, len(tokens) + 1)}
+    results = []
+    while engine.has_work:
+        results += engine.step()
+        check_ledger(engine)
+    assert len(results) == len(lists)
+    assert model.num_computed == len(places)
+
+
 def mixed_requests(num_requests: int) -> list[Request]:
     rng = random.Random(5)
     shared = "You answer in one word. " * 4
