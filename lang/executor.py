@@ -9,11 +9,14 @@ import contextvars
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_SHARED: weakref.WeakSet[LoopThread | ThreadPool] = weakref.WeakSet()
 
 
 class LoopThread:
@@ -24,6 +27,7 @@ class LoopThread:
         self._lock = threading.RLock()  # as in Run
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
+        _SHARED.add(self)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Have the loop call `function`; returns at once."""
@@ -61,6 +65,7 @@ class ThreadPool:
         self._name = name
         self._lock = threading.RLock()  # as in Run
         self._start_empty()
+        _SHARED.add(self)
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` on a thread of the pool, in the caller's context."""
@@ -110,3 +115,12 @@ class ThreadPool:
             with self._lock:
                 if self._work.empty():
                     self._num_idle += 1
+
+
+def _renew_locks() -> None:
+    """In a forked process: a thread that is not there may have held them when it was made."""
+    for shared in _SHARED:
+        shared._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

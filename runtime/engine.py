@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from typing_extensions import Unpack
 
@@ -72,6 +73,10 @@ class EngineTokenizer(Tokenizer, Protocol):
         ...
 
     def all_token_bytes(self) -> list[bytes]: ...
+
+
+# A cached mask takes microseconds, a new one a millisecond or so; a hostile one more.
+_MASK_SECONDS_PER_STEP = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,6 +512,7 @@ class Engine:
     def _run(self, work: list[PlannedWork]) -> None:
         for item in work:
             self._note_admission(item.sequence)
+        work = self._with_masks(work)
         try:
             outcomes = self._worker.run(work, self._kv.take_copies())
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -535,6 +541,33 @@ class Engine:
                     self._advance_generation(sequence, outcome, now)
                 except ConstraintError as error:
                     self._fail(sequence, error)
+
+    def _with_masks(self, work: list[PlannedWork]) -> list[PlannedWork]:
+        """The work whose masks are ready. Once making them has taken so long that others would
+        notice, the rest waits for the next step; what was planned for it is tried again then.
+        """
+        ready = []
+        seconds_left = _MASK_SECONDS_PER_STEP
+        for item in work:
+            sequence = item.sequence
+            if (
+                isinstance(sequence, GenerationSequence)
+                and sequence.matcher is not None
+                and sequence.mask is None
+                and sequence.logit_positions(item.start, item.end)
+            ):
+                if seconds_left < 0:
+                    continue
+                start = time.perf_counter()
+                try:
+                    sequence.fill_mask(np.zeros(self._worker.sampler.vocab_rows, dtype=np.bool_))
+                except ConstraintError as error:
+                    self._fail(sequence, error)
+                    continue
+                finally:
+                    seconds_left -= time.perf_counter() - start
+            ready.append(item)
+        return ready
 
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admission_counted:

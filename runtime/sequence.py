@@ -135,6 +135,7 @@ class GenerationSequence(Sequence):
     stop_token_ids: frozenset[int] = field(kw_only=True)
     suppressed_token_ids: tuple[int, ...] = ()
     matcher: ConstraintMatcher | None = None
+    mask: npt.NDArray[np.bool_] | None = None  # which tokens may be drawn next, once it was made
     num_released_tokens: int = 0  # told in events, or about to be; the rest is held back
     first_token_at: float | None = None
     prompt_counts: TokenCounts | None = None  # what penalties count; None where there are none
@@ -170,12 +171,14 @@ class GenerationSequence(Sequence):
         return tuple(self.logprobs.popleft() for _ in range(num_tokens))
 
     def fill_mask(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Which tokens may come next under the constraint. The request's own stop tokens may come
-        where the text is complete; where the constraint allows one as text, it may come as well,
-        and ends the text there.
+        """Set `mask`, all False so far, to which tokens may come next under the constraint.
+
+        The request's own stop tokens may come where the text is complete; where the constraint
+        allows one as text, it may come as well, and ends the text there.
         """
         assert self.matcher is not None
         self.matcher.fill_mask(mask, budget=self.num_tokens_left)
+        self.mask = mask
         if self.request.sampling.stop_token_ids and self.matcher.is_complete:
             mask[list(self.request.sampling.stop_token_ids)] = True
 

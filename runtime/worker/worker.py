@@ -41,9 +41,11 @@ class Worker:
 
     @torch.inference_mode()
     def run(self, work: SequenceOf[PlannedWork], copies: SequenceOf[PageCopy]) -> list[Outcome]:
-        """One outcome for each of `work`, in its order."""
+        """One outcome for each of `work`, in its order. Constrained sequences have their masks."""
         if copies:
             self.kv.copy_pages([c.source for c in copies], [c.destination for c in copies])
+        if not work:
+            return []
         outcomes = [Outcome() for _ in work]
         rows: list[int] = []  # row of the batch, for each logits row wanted
         drawing: list[tuple[int, int]] = []  # (index in work, index in rows)
@@ -105,11 +107,7 @@ class Worker:
         for index, logit_row in drawing:
             sequence = work[index].sequence
             assert isinstance(sequence, GenerationSequence)
-            try:
-                sampling_rows.append(self._sampling_row(sequence))
-            except PalmetteError as error:
-                outcomes[index].error = error
-                continue
+            sampling_rows.append(self._sampling_row(sequence))
             indices.append(index)
             logit_rows.append(logit_row)
         if not indices:
@@ -124,10 +122,7 @@ class Worker:
                 outcomes[index].error = token
 
     def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:
-        mask = None
-        if sequence.matcher is not None:
-            mask = np.zeros(self.sampler.vocab_rows, dtype=np.bool_)
-            sequence.fill_mask(mask)
+        mask, sequence.mask = sequence.mask, None
         suppressed = sequence.suppressed_token_ids
         if sequence.num_output_tokens < sequence.request.sampling.min_tokens:
             suppressed = tuple(sequence.stop_token_ids.union(suppressed))
