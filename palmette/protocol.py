@@ -76,8 +76,8 @@ class SamplingParams:
     order; the result is the intersection, renormalised. `top_k` of 0 or -1 is off. Repetition
     penalty counts prompt and output, frequency and presence penalty the output only.
     `stop` strings and stop tokens are not part of the text. Before `min_tokens` no stop token can
-    be drawn; a stop string ends the text all the same. With `ignore_eos` the model's own stop
-    tokens are never drawn. `seed=None` draws a fresh seed.
+    be drawn; a stop string and the end of a constraint end the text all the same. With
+    `ignore_eos` the model's own stop tokens are never drawn. `seed=None` draws a fresh seed.
     `logprobs=n` reports the log-probability of every generated token and of the `n` likeliest ones,
     as log-softmax of the model's own logits, before temperature, penalties and masks.
     """

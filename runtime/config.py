@@ -79,8 +79,8 @@ class CacheSection:
         _check_int("kv_memory", self.kv_memory, 1)
         _check_flag("prefix_cache", self.prefix_cache)
 
-    def resolve(self, bytes_per_page: int, max_context: int) -> int:
-        """The number of pages, settled. Never more than `max_running` contexts could use."""
+    def resolve(self, bytes_per_page: int) -> int:
+        """The number of pages, settled."""
         if self.num_pages is not None:
             return self.num_pages
         memory = self.kv_memory

@@ -163,7 +163,7 @@ class Engine:
         self.default_sampling = SamplingParams(**dict[str, Any](model_config.generation_defaults))
         page_size = config.cache.page_size
         bytes_per_page = KVPool.bytes_per_page(model_config, page_size, loaded.dtype)
-        num_pages = config.cache.resolve(bytes_per_page, self.max_context)
+        num_pages = config.cache.resolve(bytes_per_page)
         pool = KVPool(
             num_layers=model_config.num_layers,
             num_kv_heads=model_config.num_kv_heads,
