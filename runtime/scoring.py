@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from palmette.protocol import ScoreRequest, ScoreResult, Usage
-from palmette.runtime.sequence import Status, TokenTally
+from palmette.runtime.sequence import TokenTally
 
 Node = tuple[int, ...]  # of the continuations' prefix tree: the tokens that lead to it
 
@@ -55,7 +55,6 @@ class ScoreGroup:
     num_path_tokens: int  # inner nodes of the continuations' tree, but for the prompt's end
     admitted_at: float | None = None
     tallies: list[TokenTally] = field(default_factory=list)
-    status: Status = Status.WAITING
     claimed: set[Node] = field(default_factory=set)  # asked of a sequence already
     found: dict[Node, dict[int, float]] = field(default_factory=dict)
 

@@ -200,16 +200,17 @@ class DepthFirst:
         self.warm: list[tuple[int, int, Sequence]] = []
         # One of each subtree that the walk left because all in it wait for a leader, by its id.
         self.left: dict[int, Sequence] = {}
-        self._by_key: dict[int, Sequence] = {}  # by serial, the last part of a key
-        self._serials: dict[int, int] = {}  # by id of the sequence
+        self._by_serial: dict[int, Sequence] = {}  # the last part of a key
+        self._keys_by_id: dict[int, Key] = {}
         self._num_added = 0
 
     def add(self, sequence: Sequence) -> None:
         self._num_added += 1
         serial = self._num_added
-        self._by_key[serial] = sequence
-        self._serials[id(sequence)] = serial
-        insort(self.keys, self.key(sequence))
+        key = (_place(sequence.namespace), tuple(sequence.token_ids), serial)
+        self._by_serial[serial] = sequence
+        self._keys_by_id[id(sequence)] = key
+        insort(self.keys, key)
         self.arrivals.add(sequence)
         held = self.cached_tokens(sequence)
         if held:
@@ -219,9 +220,10 @@ class DepthFirst:
         self.arrivals.resume(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        if id(sequence) in self._serials:
-            del self.keys[bisect_left(self.keys, self.key(sequence))]
-            del self._by_key[self._serials.pop(id(sequence))]
+        key = self._keys_by_id.pop(id(sequence), None)
+        if key is not None:
+            del self.keys[bisect_left(self.keys, key)]
+            del self._by_serial[key[2]]
             self.left.pop(id(sequence), None)
         self.arrivals.remove(sequence)
 
@@ -236,18 +238,14 @@ class DepthFirst:
 
     def key(self, sequence: Sequence) -> Key:
         """Its place in the lexicographic order."""
-        return (
-            _place(sequence.namespace),
-            tuple(sequence.token_ids),
-            self._serials[id(sequence)],
-        )
+        return self._keys_by_id[id(sequence)]
 
     def at(self, index: int) -> Sequence:
-        return self._by_key[self.keys[index][2]]
+        return self._by_serial[self.keys[index][2]]
 
     def is_new(self, sequence: Sequence) -> bool:
         """Whether it waits and never ran."""
-        return id(sequence) in self._serials
+        return id(sequence) in self._keys_by_id
 
 
 class _DepthFirstRound:

@@ -101,21 +101,17 @@ class Worker:
         outcomes: list[Outcome],
     ) -> None:
         """A token for each sequence whose last token was computed."""
-        indices: list[int] = []
-        logit_rows: list[int] = []
-        sampling_rows: list[SamplingRow] = []
-        for index, logit_row in drawing:
+        if not drawing:
+            return
+        sampling_rows = []
+        for index, _ in drawing:
             sequence = work[index].sequence
             assert isinstance(sequence, GenerationSequence)
             sampling_rows.append(self._sampling_row(sequence))
-            indices.append(index)
-            logit_rows.append(logit_row)
-        if not indices:
-            return
-        if len(logit_rows) != len(logits):
-            logits = logits[torch.tensor(logit_rows, device=logits.device)]
+        if len(drawing) != len(logits):
+            logits = logits[torch.tensor([row for _, row in drawing], device=logits.device)]
         sampled = self.sampler.sample(logits, sampling_rows)
-        for index, token in zip(indices, sampled, strict=True):
+        for (index, _), token in zip(drawing, sampled, strict=True):
             if isinstance(token, SampledToken):
                 outcomes[index].sampled = token
             else:
