@@ -143,12 +143,31 @@ def _check_int(name: str, value: int, low: int, high: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a program knows of its own future: advice to the scheduler, and no promise.
+
+    Behind what was asked so far, all its branches together will still append about
+    `constant_tokens` of constants and at most `generated_tokens` of generations. A program that
+    cannot know more yet, since it waits for a value, says what it knows. `program_id` is one for
+    each run.
+    """
+
+    program_id: str
+    constant_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Continue `token_ids`.
 
     `path` is the place in the program's fork tree; random numbers are keyed by (seed, path,
     position), so that branches with one seed differ and a batch changes nothing. Requests of
     different `salt` never share cached prefixes.
+
+    `outlook` says that the request is one of a program, and what comes behind it. With `goes_on`
+    the branch at `path`, or one forked from it, may ask again: what it has computed is kept at hand
+    until then, or until the program ends.
     """
 
     request_id: str
@@ -157,6 +176,8 @@ class Request:
     constraint: Constraint | None = None
     path: tuple[int, ...] = ()
     salt: str = ""
+    outlook: Outlook | None = None
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -165,12 +186,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """How likely is each continuation of `token_ids`? Shared beginnings are computed once."""
+    """How likely is each continuation of `token_ids`? Shared beginnings are computed once.
+
+    `path`, `outlook` and `goes_on` as in `Request`.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...]
+    path: tuple[int, ...] = ()
     salt: str = ""
+    outlook: Outlook | None = None
+    goes_on: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -357,4 +384,21 @@ class TokenBackend(Protocol):
 
     def close(self) -> None:
         """Stop; what still runs ends with EngineStopped. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class ProgramListener(Protocol):
+    """A backend that wants to hear of whole programs, and not of their requests alone.
+
+    All of it is advice. The methods return at once, may be called from any thread, and raise
+    nothing: an engine that was closed has nothing left to schedule.
+    """
+
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        """What a program knows by now; the branches at the paths in `ended` ask no more."""
+        ...
+
+    def end_program(self, program_id: str) -> None:
+        """The program asks no more."""
         ...

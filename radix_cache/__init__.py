@@ -66,6 +66,7 @@ from palmette.radix_cache.events import (
     PrefixHit,
 )
 from palmette.radix_cache.history import Departure, Explanation, Reason, Stretch
+from palmette.radix_cache.holdings import num_pages_freed_without, num_unheld_pages
 from palmette.radix_cache.lease import Lease, Match, Pin, Published, Tail
 from palmette.radix_cache.node import Namespace
 from palmette.radix_cache.pages import PagePool, PageState
@@ -98,4 +99,6 @@ __all__ = [
     "Stretch",
     "Tail",
     "invariants",
+    "num_pages_freed_without",
+    "num_unheld_pages",
 ]

@@ -192,6 +192,11 @@ class Lease:
             raise LeaseReleased(act)
         return self._node
 
+    def held_nodes(self) -> tuple[Node, ...]:
+        """Where its holds are: the end of the whole pages, and the tail."""
+        node = self.node("look at")
+        return (node,) if self._tail_node is None else (node, self._tail_node)
+
     @property
     def last_page_id(self) -> int:
         return self._page_ids[-1]
