@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 from palmette.errors import EngineError, EngineStopped, PalmetteError
 from palmette.protocol import (
     ChatTemplate,
+    Outlook,
     Request,
     SamplingParams,
     ScoreRequest,
@@ -53,6 +54,15 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Announce:
+    """What a program says of itself; `outlook` is None when it is over."""
+
+    program_id: str
+    outlook: Outlook | None
+    ended: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Call:
     """Run something between two steps."""
 
@@ -64,7 +74,7 @@ class _Close:
     """End the thread."""
 
 
-_Command = _Submit | _Abort | _Call | _Close
+_Command = _Submit | _Abort | _Announce | _Call | _Close
 
 
 class AsyncEngine:
@@ -230,6 +240,16 @@ class AsyncEngine:
             raise event.error or EngineError("the request failed")
         return event.result
 
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        """What a program knows by now; see `protocol.ProgramListener`."""
+        with contextlib.suppress(EngineStopped):
+            self._post(_Announce(outlook.program_id, outlook, tuple(ended)))
+
+    def end_program(self, program_id: str) -> None:
+        """The program asks no more: what was held for it may be evicted."""
+        with contextlib.suppress(EngineStopped):
+            self._post(_Announce(program_id, None, ()))
+
     def close(self) -> None:
         """Stop after the current step; what still runs ends with EngineStopped."""
         with self._lock:
@@ -321,13 +341,15 @@ class _EngineLoop:
 
     def _take_commands(self) -> None:
         """Carry out what was asked for; wait only if there is nothing else to do."""
-        block = not self._engine.has_work
+        block = not self._engine.has_work or self._engine.idle_seconds > 0
+        # None: for ever, or not at all.
+        timeout = self._engine.idle_seconds if self._engine.has_work and block else None
         while True:
             try:
-                command = self._commands.get(block=block)
+                command = self._commands.get(block=block, timeout=timeout)
             except queue.Empty:
                 return
-            block = False
+            block, timeout = False, None
             self._carry_out(command)
 
     def _carry_out(self, command: _Command) -> None:
@@ -337,6 +359,11 @@ class _EngineLoop:
             # Nobody listens any more, so its last event is dropped.
             self._clients.pop(command.request_id, None)
             self._engine.abort(command.request_id)
+        elif isinstance(command, _Announce):
+            if command.outlook is None:
+                self._engine.end_program(command.program_id)
+            else:
+                self._engine.announce(command.outlook, command.ended)
         elif isinstance(command, _Call):
             try:
                 command.future.set_result(command.function(self._engine))

@@ -106,10 +106,14 @@ class SchedulerSection:
     `max_running` bounds the sequences of a step. `jump_forward` appends tokens that a constraint
     forces without a decode step each.
 
-    `policy` orders those that wait: "program" goes depth-first over the tree of their prompts,
-    "lpm" takes the longest cached prefix first, "fcfs" goes by arrival. Under the first two,
-    whoever has waited for `max_wait` seconds comes before all others; less favours the fair share
-    of a newcomer, more favours reuse.
+    `policy` orders those that wait: "program" goes depth-first over the tree of their prompts and
+    finishes programs that have begun before it begins others, "lpm" takes the longest cached prefix
+    first, "fcfs" goes by arrival. Under the first two, `max_wait` seconds bound how long others may
+    pass a request: whoever has waited for three quarters of it comes before all others. Less
+    favours the fair share of a newcomer, more favours reuse.
+
+    Between two requests of a program, what it has computed is held. Where pages run short, a
+    program that asks for nothing is waited for at most `max_think` seconds before others get them.
     """
 
     max_batch_tokens: int = 512
@@ -117,12 +121,14 @@ class SchedulerSection:
     jump_forward: bool = True
     policy: PolicyName = "program"
     max_wait: float = 30.0
+    max_think: float = 1.0
 
     def __post_init__(self) -> None:
         _check_int("max_batch_tokens", self.max_batch_tokens, 1)
         _check_int("max_running", self.max_running, 1)
         _check_flag("jump_forward", self.jump_forward)
         _check_seconds("max_wait", self.max_wait)
+        _check_seconds("max_think", self.max_think)
         if self.policy not in ("program", "lpm", "fcfs"):
             raise InvalidRequest(
                 f"policy must be 'program', 'lpm' or 'fcfs', got {self.policy!r}", param="policy"
@@ -146,6 +152,7 @@ class EngineOptions(TypedDict, total=False):
     jump_forward: bool
     policy: PolicyName
     max_wait: float
+    max_think: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

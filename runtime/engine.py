@@ -29,6 +29,7 @@ from palmette.errors import (
 from palmette.protocol import (
     ChatTemplate,
     FinishReason,
+    Outlook,
     Request,
     SamplingParams,
     ScoreRequest,
@@ -54,6 +55,7 @@ from palmette.runtime.loading.digest import WeightFiles
 from palmette.runtime.metrics import EngineCounters, EngineStats
 from palmette.runtime.sampling import SampledToken, Sampler, TokenCounts, needs_counts, resolve_seed
 from palmette.runtime.scheduler import PlannedWork, Scheduler
+from palmette.runtime.scheduler.programs import Program
 from palmette.runtime.scoring import ScoreGroup, score_paths
 from palmette.runtime.sequence import GenerationSequence, ScoringSequence, Sequence, Status
 from palmette.runtime.tokenization.output import OutputBuffer
@@ -199,6 +201,9 @@ class Engine:
         self._groups: dict[str, list[ScoringSequence]] = {}
         self._counters = EngineCounters()
         self._pending: list[Event] = []
+        # Of the step before: nothing could be done, and unless something is asked or announced,
+        # nothing can for so long.
+        self.idle_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -310,6 +315,9 @@ class Engine:
             suppressed_token_ids=tuple(self.stop_token_ids - set(sampling.stop_token_ids))
             if sampling.ignore_eos
             else (),
+            path=request.path,
+            program=self._program_of(request),
+            goes_on=request.goes_on,
         )
         if needs_counts(sampling):
             sequence.prompt_counts = TokenCounts(request.token_ids)
@@ -342,6 +350,7 @@ class Engine:
         group = ScoreGroup(request, now, num_sequences=len(paths), num_path_tokens=len(inner) - 1)
         sequences = []
         num_prompt = len(request.token_ids)
+        program = self._program_of(request)
         for index, path in enumerate(paths):
             asked = {num_prompt - 1 + depth: ids for depth, ids in path.targets.items()}
             token_ids = [*request.token_ids, *path.tokens]
@@ -355,12 +364,30 @@ class Engine:
                     max_length=len(token_ids),
                     group=group,
                     asked=asked,
+                    path=request.path,
+                    program=program,
+                    goes_on=request.goes_on,
                 )
             )
         self._live[request.request_id] = group
         self._groups[request.request_id] = sequences
         for sequence in sequences:
             self._scheduler.add(sequence)
+
+    def _program_of(self, request: Request | ScoreRequest) -> Program | None:
+        if request.outlook is None or not self._scheduler.knows_programs:
+            return None
+        return self._scheduler.programs.hear(request.outlook)
+
+    def announce(self, outlook: Outlook, ended: SequenceOf[tuple[int, ...]] = ()) -> None:
+        """What a program knows by now; see `protocol.ProgramListener`."""
+        if self._scheduler.knows_programs:
+            self._scheduler.programs.hear(outlook)
+            self._scheduler.programs.end_branches(outlook.program_id, ended)
+
+    def end_program(self, program_id: str) -> None:
+        """The program asks no more: what was held for it may be evicted."""
+        self._scheduler.programs.end(program_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request now; its last event says so. False if there is no such request."""
@@ -489,6 +516,7 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Drop every cached prefix that no running request holds."""
+        self._scheduler.programs.drop_handles()
         self._kv.cache.flush()
 
     def step(self) -> list[Event]:
@@ -498,9 +526,12 @@ class Engine:
         they had computed is forgotten, and the engine goes on with the others.
         """
         plan = self._scheduler.next_plan()
+        self.idle_seconds = 0.0
         self._counters.preemptions += len(plan.preempted)
         if plan.work:
             self._run(plan.work)
+        elif plan.wait_seconds is not None:
+            self.idle_seconds = plan.wait_seconds
         elif self._scheduler.has_work and not self._scheduler.running and not plan.preempted:
             # Nothing runs, and still the first in line cannot be admitted: it never can.
             self._fail(
@@ -582,7 +613,7 @@ class Engine:
             group.record(sequence.node_at(position), logprobs)
         if sequence.num_uncomputed_tokens:
             return
-        self._scheduler.finish(sequence)
+        self._scheduler.finish(sequence, goes_on=sequence.goes_on)
         group.tallies.append(sequence.tally)
         if group.admitted_at is None:
             group.admitted_at = sequence.admitted_at
@@ -702,7 +733,14 @@ class Engine:
         # Keys and values beyond a stop string belong to no text that anyone will continue.
         kept_tokens = sequence.num_prompt_tokens + sequence.num_released_tokens
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, kept_tokens)
-        self._scheduler.finish(sequence, keep=error is None)
+        has_ended_well = reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if has_ended_well:
+            self._scheduler.programs.note_output(
+                sequence.request.sampling.max_tokens, sequence.num_output_tokens
+            )
+        self._scheduler.finish(
+            sequence, keep=error is None, goes_on=sequence.goes_on and has_ended_well
+        )
         del self._live[sequence.request_id]
         return TokenEvent(
             request_id=sequence.request_id,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from palmette.errors import UnsupportedFeature
 from palmette.protocol import (
     ChatTemplate,
     FinishReason,
+    Outlook,
     Request,
     SamplingParams,
     ScoreRequest,
@@ -104,6 +105,12 @@ class Recording:
     async def score(self, request: ScoreRequest) -> ScoreResult:
         await self._record(request)
         return await self._engine.score(request)
+
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        self._engine.announce(outlook, ended)
+
+    def end_program(self, program_id: str) -> None:
+        self._engine.end_program(program_id)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

@@ -11,12 +11,15 @@ from palmette.protocol import TokenLogprob
 from palmette.radix_cache import Lease, Namespace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as SequenceOf
+
     import numpy as np
     import numpy.typing as npt
 
     from palmette.protocol import Request
     from palmette.runtime.constraints import ConstraintMatcher
     from palmette.runtime.sampling import TokenCounts
+    from palmette.runtime.scheduler.programs import Program
     from palmette.runtime.scoring import ScoreGroup
     from palmette.runtime.tokenization.output import OutputBuffer
 
@@ -34,6 +37,28 @@ _NEXT = {
     Status.RUNNING: {Status.WAITING, Status.FINISHED},
     Status.FINISHED: set[Status](),
 }
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """What a branch of a program has computed, held in the tree until it asks again.
+
+    `token_ids` are those of the whole pages and the tail that the lease holds.
+    """
+
+    namespace: Namespace
+    token_ids: list[int]
+    lease: Lease
+
+    def fits(self, namespace: Namespace, token_ids: SequenceOf[int], limit: int) -> bool:
+        """Whether the first `limit` of these tokens begin with the handle's, and it still holds."""
+        num_tokens = len(self.token_ids)
+        return (
+            num_tokens <= limit
+            and not self.lease.is_released
+            and namespace == self.namespace
+            and token_ids[:num_tokens] == self.token_ids
+        )
 
 
 @dataclass(slots=True)
@@ -63,7 +88,9 @@ class Sequence:
         [lease.num_tokens, whole pages)        ours: published to the tree as they fill
         [whole pages, len(token_ids))          ours, the last partial page
 
-    `num_prompt_tokens` is where the request's own tokens end.
+    `num_prompt_tokens` is where the request's own tokens end. `program` is the program it is a
+    request of, if any; `handle` is where it goes on from, and with `goes_on` what it computes is
+    kept for those that go on from here.
     """
 
     request_id: str
@@ -83,6 +110,10 @@ class Sequence:
     leader: Sequence | None = None
     leader_tokens: int = 0
     leader_from: int = 0  # how many of its own first tokens were cached when it was deferred
+    path: tuple[int, ...] = ()
+    program: Program | None = None
+    goes_on: bool = False
+    handle: Handle | None = None
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -94,6 +125,11 @@ class Sequence:
         logits are wanted.
         """
         return len(self.token_ids) - 1
+
+    @property
+    def num_tokens_to_come(self) -> int:
+        """How many tokens may still be appended to `token_ids`, at most."""
+        return 0
 
     def move_to(self, status: Status) -> None:
         if status not in _NEXT[self.status]:
@@ -151,6 +187,10 @@ class GenerationSequence(Sequence):
         """How many more tokens may be produced."""
         asked = self.request.sampling.max_tokens - self.num_output_tokens
         return min(asked, self.max_length - len(self.token_ids))
+
+    @property
+    def num_tokens_to_come(self) -> int:
+        return self.num_tokens_left
 
     def take_output(self) -> tuple[list[int], str]:
         """Ids and text that can be told now: none of it may turn out to belong to a stop string."""

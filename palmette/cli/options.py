@@ -29,7 +29,8 @@ HELP = {
     "jump_forward": "append tokens that a constraint forces without a step for each",
     "policy": "who of those that wait comes next: depth-first over their prompts, longest cached "
     "prefix, or by arrival",
-    "max_wait": "seconds after which whoever waits comes before all others",
+    "max_wait": "seconds that others may pass a waiting request",
+    "max_think": "seconds that a program between two requests keeps its pages from others",
 }
 
 # Fields that are a number of bytes.

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from palmette.radix_cache import RadixCache
-from palmette.runtime.sequence import Sequence, shared_length
+from palmette.radix_cache import (
+    Lease,
+    Match,
+    RadixCache,
+    num_pages_freed_without,
+    num_unheld_pages,
+)
+from palmette.runtime.sequence import Handle, Sequence, shared_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +62,34 @@ class KVManager:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """How many of its leading tokens the tree holds now. Asking counts as no use of them."""
+        return self._peek(sequence).num_tokens if self.prefix_cache else 0
+
+    def num_pages_taken(self, sequence: Sequence) -> int:
+        """How many of the available pages it would take to compute all of `token_ids`.
+
+        Cached pages that nobody holds yet are among them: they are available until then.
+        """
+        needed = self.num_pages_for(len(sequence.token_ids))
         if not self.prefix_cache:
-            return 0
-        limit = sequence.max_cached_tokens
-        return self.cache.peek(sequence.token_ids[:limit], sequence.namespace).num_tokens
+            return needed
+        handle = sequence.handle
+        if handle is not None and not handle.lease.is_released:
+            return max(1, needed - handle.lease.num_pages)
+        match = self._peek(sequence)
+        return needed - len(match.page_ids) + num_unheld_pages(match)
+
+    def num_pages_freed_without(
+        self, handles: Iterable[Handle], sequences: Iterable[Sequence]
+    ) -> int:
+        """How many pages would be available again if these ended and nothing went on from them."""
+        leases = [handle.lease for handle in handles]
+        num_owned = 0
+        for sequence in sequences:
+            num_owned += len(sequence.page_ids)
+            if sequence.lease is not None:
+                num_owned -= sequence.lease.num_pages
+                leases.append(sequence.lease)
+        return num_owned + num_pages_freed_without(leases)
 
     def find_leader(self, sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
         """The running sequence that is about to compute the most tokens of `sequence` beyond those
@@ -102,12 +132,9 @@ class KVManager:
             sequence.note_admitted(0, now)
             return True
         limit = sequence.max_cached_tokens
-        match = self.cache.match(token_ids[:limit], sequence.namespace)
-        # Not counted as a hit: an admission may fail and be tried again, and a preempted sequence
-        # that comes back is no new prompt. The engine's counters tell cached prompt tokens.
-        lease = self.cache.lease(match, counted=False)
-        whole_pages = list(match.page_ids)
-        prefix = Prefix(match.num_tokens, match.tail.page_id if match.tail else None)
+        lease = self._lease(sequence, limit)
+        whole_pages = list(lease.page_ids)
+        prefix = Prefix(lease.num_tokens, lease.tail.page_id if lease.tail else None)
         prefix = self._partial_donor(sequence, prefix, len(whole_pages), running)
         # The copy runs before anything else is written, so its source need not be held; were it
         # held, a pool with no page to spare could never admit.
@@ -157,23 +184,60 @@ class KVManager:
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take the pages back. What was computed stays in the tree, unless `keep` is False."""
+        lease = self._give_to_tree(sequence, keep=keep)
+        if lease is not None:
+            lease.release()
+
+    def hold(self, sequence: Sequence) -> Handle | None:
+        """Take the pages back, and keep what was computed for whoever goes on from there.
+
+        None, and all is released, if nothing is kept in this cache.
+        """
+        num_computed = sequence.num_computed_tokens
+        lease = self._give_to_tree(sequence, keep=True)
+        if lease is None:
+            return None
+        if lease.num_tokens < num_computed:  # the tree had the last ones in a longer page already
+            lease.advance(sequence.token_ids[:num_computed])
+        return Handle(sequence.namespace, sequence.token_ids[: lease.num_tokens], lease)
+
+    def _give_to_tree(self, sequence: Sequence, *, keep: bool) -> Lease | None:
         lease, page_ids = sequence.lease, sequence.page_ids
         sequence.lease, sequence.page_ids = None, []
         if lease is None:
             self.cache.pages.free(page_ids)
-            return
-        held = lease.num_tokens // self.page_size
+            return None
+        held = lease.num_pages
         computed = sequence.num_computed_tokens
         used = self.num_pages_for(computed) if keep else held
         if used > held:
             lease.publish(sequence.token_ids[:computed], page_ids[:used], tail=True)
         self.cache.pages.free(page_ids[max(used, held) :])
-        lease.release()
+        return lease
 
     def take_copies(self) -> list[PageCopy]:
         """The copies to run before the step's first write."""
         copies, self._copies = self._copies, []
         return copies
+
+    def _peek(self, sequence: Sequence) -> Match:
+        limit = sequence.max_cached_tokens
+        return self.cache.peek(sequence.token_ids[:limit], sequence.namespace)
+
+    def _lease(self, sequence: Sequence, limit: int) -> Lease:
+        """A hold on the longest cached prefix, `limit` tokens at most.
+
+        Where a handle knows it, nothing is looked up again but what may have come behind it.
+        """
+        token_ids, handle = sequence.token_ids, sequence.handle
+        if handle is not None and handle.fits(sequence.namespace, token_ids, limit):
+            lease = handle.lease.copy()
+            lease.advance(token_ids[:limit])
+            return lease
+        match = self.cache.match(token_ids[:limit], sequence.namespace)
+        # Not counted as a hit: an admission may fail and be tried again, and a preempted sequence
+        # that comes back is no new prompt. The engine's counters tell cached prompt tokens.
+        return self.cache.lease(match, counted=False)
 
     def _room(self, num_held: int, num_tokens: int, num_tokens_in_all: int) -> list[int] | None:
         """Pages for tokens up to `num_tokens`, if pages up to `num_tokens_in_all` could be had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
@@ -16,13 +16,21 @@ from palmette.runtime.sequence import Sequence, shared_length
 # Of many that are overdue and all wait for another sequence, no more are looked at in a step.
 _MAX_OVERDUE_TRIED = 64
 
+# Whoever has waited for this share of the bound comes first, so that the rest of it is left for
+# those that run to make room.
+OVERDUE_SHARE = 0.75
+
+# Of those that are overdue, whoever came this share of the bound later than the first of them may
+# pass it, if it begins like the one admitted last.
+_MATE_SHARE = 0.5
+
 CachedTokens = Callable[[Sequence], int]
 """How many leading tokens of a sequence the cache holds now; asking is no use of them."""
 
 
 class Round(Protocol):
     """One step's walk over the waiting sequences, best first. What `next` gave is answered with
-    `admitted` or `deferred` before the next one is asked for.
+    `admitted`, `deferred` or `passed` before the next one is asked for.
     """
 
     def next(self) -> Sequence | None:
@@ -36,6 +44,12 @@ class Round(Protocol):
     def deferred(self, num_tokens: int) -> None:
         """It waits for another sequence to compute what both share, and so would all that begin
         with the same `num_tokens` tokens: none of them need be tried in this step.
+        """
+        ...
+
+    def passed(self) -> None:
+        """There is no room for it now. Nobody new may pass it, only those whose program has begun:
+        they make room when they end.
         """
         ...
 
@@ -53,6 +67,10 @@ class WaitingQueue(Protocol):
 
     def remove(self, sequence: Sequence) -> None:
         """It has ended without being admitted."""
+        ...
+
+    def begin(self, sequences: Iterable[Sequence]) -> None:
+        """The program of these has begun: they come before those whose program has not."""
         ...
 
     def round(self, now: float) -> Round:
@@ -126,6 +144,9 @@ class FirstComeFirstServed:
     def remove(self, sequence: Sequence) -> None:
         self._arrivals.remove(sequence)
 
+    def begin(self, sequences: Iterable[Sequence]) -> None:
+        pass  # this order knows no programs
+
     def round(self, now: float) -> Round:
         tried = list(islice(iter(self._arrivals), self._max_tried))
         return _ListedRound(tried, self._arrivals.remove)
@@ -140,14 +161,14 @@ class FirstComeFirstServed:
 class LongestPrefixMatch(FirstComeFirstServed):
     """Most cached tokens first, as SGLang's cache-aware policy (arXiv:2312.07104, section 3).
 
-    Whoever has waited for `max_wait` seconds comes before all others, by arrival. Every waiting
-    sequence is looked up in every step that has room, so a step costs more the more wait.
+    Whoever has waited for most of `max_wait` seconds comes before all others, by arrival. Every
+    waiting sequence is looked up in every step that has room, so a step costs more the more wait.
     """
 
     def __init__(self, cached_tokens: CachedTokens, max_wait: float) -> None:
         super().__init__(max_tried=0)
         self._cached_tokens = cached_tokens
-        self._max_wait = max_wait
+        self._max_wait = OVERDUE_SHARE * max_wait
 
     def round(self, now: float) -> Round:
         arrivals = self._arrivals
@@ -176,6 +197,9 @@ class _ListedRound:
     def deferred(self, num_tokens: int) -> None:
         pass  # the others find out by themselves
 
+    def passed(self) -> None:
+        self._order = iter(())
+
 
 class DepthFirst:
     """Depth-first over the tree that the waiting prompts form: next comes whoever shares most with
@@ -184,15 +208,20 @@ class DepthFirst:
     For a known batch, depth-first order computes no token twice if the cache holds the longest
     request (SGLang, arXiv:2312.07104, theorem 3.1). Prompts are kept in lexicographic order, in
     which those of a subtree are neighbours: whoever shares most with a given one stands beside it.
-    A newcomer for whom the cache holds more than that comes first. Whoever has waited for
-    `max_wait` seconds comes before all others, by arrival, so nobody starves.
+    A newcomer for whom the cache holds more than that comes first.
+
+    Before all of these come the requests of programs that have begun, the oldest program first.
+    And before everybody comes whoever has waited for most of `max_wait` seconds, by arrival, so
+    nobody starves; of those that are overdue together, the ones that begin alike go together, as
+    long as they came within half of `max_wait` of the first.
 
     A round costs O(log n) comparisons for each sequence it tries, whatever waits.
     """
 
     def __init__(self, cached_tokens: CachedTokens, max_wait: float) -> None:
         self.cached_tokens = cached_tokens
-        self.max_wait = max_wait
+        self.overdue_after = OVERDUE_SHARE * max_wait
+        self.mates_within = _MATE_SHARE * max_wait
         self.arrivals = _Arrivals()
         self.keys: list[Key] = []
         self.last: Sequence | None = None  # admitted last; the walk goes on from there
@@ -200,11 +229,17 @@ class DepthFirst:
         self.warm: list[tuple[int, int, Sequence]] = []
         # One of each subtree that the walk left because all in it wait for a leader, by its id.
         self.left: dict[int, Sequence] = {}
+        # Requests of programs that have begun: (the program's serial, own serial, sequence)
+        self.begun: list[tuple[int, int, Sequence]] = []
+        self._begun_by_id: dict[int, tuple[int, int, Sequence]] = {}
         self._by_serial: dict[int, Sequence] = {}  # the last part of a key
         self._keys_by_id: dict[int, Key] = {}
         self._num_added = 0
 
     def add(self, sequence: Sequence) -> None:
+        if sequence.program is not None and sequence.program.has_begun:
+            self._add_begun(sequence)
+            return
         self._num_added += 1
         serial = self._num_added
         key = (_place(sequence.namespace), tuple(sequence.token_ids), serial)
@@ -220,6 +255,10 @@ class DepthFirst:
         self.arrivals.resume(sequence)
 
     def remove(self, sequence: Sequence) -> None:
+        entry = self._begun_by_id.pop(id(sequence), None)
+        if entry is not None:
+            del self.begun[bisect_left(self.begun, entry)]
+            return
         key = self._keys_by_id.pop(id(sequence), None)
         if key is not None:
             del self.keys[bisect_left(self.keys, key)]
@@ -227,14 +266,23 @@ class DepthFirst:
             self.left.pop(id(sequence), None)
         self.arrivals.remove(sequence)
 
+    def begin(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in list(sequences):
+            if self.is_new(sequence):
+                self.remove(sequence)
+                self._add_begun(sequence)
+
     def round(self, now: float) -> Round:
         return _DepthFirstRound(self, now)
 
     def __len__(self) -> int:
-        return len(self.arrivals)
+        return len(self.arrivals) + len(self.begun)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.arrivals)
+        yield from self.arrivals.resumed
+        for _, _, sequence in self.begun:
+            yield sequence
+        yield from self.arrivals.new
 
     def key(self, sequence: Sequence) -> Key:
         """Its place in the lexicographic order."""
@@ -244,33 +292,52 @@ class DepthFirst:
         return self._by_serial[self.keys[index][2]]
 
     def is_new(self, sequence: Sequence) -> bool:
-        """Whether it waits and never ran."""
+        """Whether it waits, never ran, and its program has not begun."""
         return id(sequence) in self._keys_by_id
+
+    def _add_begun(self, sequence: Sequence) -> None:
+        assert sequence.program is not None
+        self._num_added += 1
+        entry = (sequence.program.serial, self._num_added, sequence)
+        self._begun_by_id[id(sequence)] = entry
+        insort(self.begun, entry)
 
 
 class _DepthFirstRound:
-    """Overdue and preempted sequences by arrival, then the walk."""
+    """Preempted and overdue sequences by arrival, those of programs that have begun, the walk."""
 
     def __init__(self, queue: DepthFirst, now: float) -> None:
         self._queue = queue
         self._now = now
         self._resumed = iter(list(queue.arrivals.resumed))
+        self._last_begun: tuple[int, int, Sequence] | None = None  # tried last of the begun ones
         # Back to the subtrees that were left, the one left last first.
         self._left = reversed(list(queue.left.values()))
         self._passed: set[int] = set()  # tried out of the walk's order and deferred
         self._blocked: list[tuple[Key, Key]] = []  # ranges of keys, lower end in, upper end out
         self._current: Sequence | None = None
+        self._is_closed = False  # to those whose program has not begun
 
     def next(self) -> Sequence | None:
-        self._current = (
-            next(self._resumed, None) or self._overdue() or self._returning() or self._nearest()
-        )
-        return self._current
+        current = next(self._resumed, None)
+        if current is None and not self._is_closed:
+            current = self._overdue()
+        if current is None:
+            current = self._next_begun()
+        if current is None and not self._is_closed:
+            current = self._returning() or self._nearest()
+        self._current = current
+        return current
 
     def admitted(self) -> None:
-        assert self._current is not None
-        self._queue.remove(self._current)
-        self._queue.last = self._current
+        current = self._current
+        assert current is not None
+        if self._queue.is_new(current):
+            self._queue.last = current
+        self._queue.remove(current)
+
+    def passed(self) -> None:
+        self._is_closed = True
 
     def deferred(self, num_tokens: int) -> None:
         assert self._current is not None
@@ -284,12 +351,38 @@ class _DepthFirstRound:
         after = (*beginning[:-1], beginning[-1] + 1) if beginning else (1 << 62,)
         self._blocked.append(((place, beginning, 0), (place, after, 0)))
 
+    def _next_begun(self) -> Sequence | None:
+        """In order; programs that begin in this step come at the end."""
+        begun = self._queue.begun
+        index = 0 if self._last_begun is None else bisect_right(begun, self._last_begun)
+        if index == len(begun):
+            return None
+        self._last_begun = begun[index]
+        return begun[index][2]
+
     def _overdue(self) -> Sequence | None:
         for sequence in islice(self._queue.arrivals.new, _MAX_OVERDUE_TRIED):
-            if self._now - sequence.submitted_at < self._queue.max_wait:
+            if self._now - sequence.submitted_at < self._queue.overdue_after:
                 return None
             if id(sequence) not in self._passed and not self._is_blocked(sequence):
-                return sequence
+                return self._mate(sequence) or sequence
+        return None
+
+    def _mate(self, first: Sequence) -> Sequence | None:
+        """Who is overdue as well, came soon after `first`, and begins like the one admitted last:
+        half of its tokens or more.
+        """
+        last = self._queue.last
+        if last is None:
+            return None
+        latest = min(
+            first.submitted_at + self._queue.mates_within, self._now - self._queue.overdue_after
+        )
+        for neighbour in self._neighbours(last):
+            if neighbour.submitted_at <= latest:
+                shared = shared_length(neighbour, last)
+                if 2 * shared >= len(neighbour.token_ids):
+                    return neighbour
         return None
 
     def _returning(self) -> Sequence | None:
@@ -306,15 +399,19 @@ class _DepthFirstRound:
         last = queue.last or next(iter(queue.arrivals.new), None)
         if last is None:
             return None
-        key = (_place(last.namespace), tuple(last.token_ids), 0)
-        index = bisect_left(queue.keys, key)
-        for neighbour in (self._after(index), self._before(index)):
-            if neighbour is None:
-                continue
+        for neighbour in self._neighbours(last):
             tokens = shared_length(neighbour, last)
             if best is None or tokens > best_tokens:
                 best, best_tokens = neighbour, tokens
         return best
+
+    def _neighbours(self, last: Sequence) -> Iterator[Sequence]:
+        """Who stands next to `last` in the order: nobody shares more with it than one of them."""
+        key = (_place(last.namespace), tuple(last.token_ids), 0)
+        index = bisect_left(self._queue.keys, key)
+        for neighbour in (self._after(index), self._before(index)):
+            if neighbour is not None:
+                yield neighbour
 
     def _warmest(self) -> tuple[Sequence | None, int]:
         """The newcomer for whom the cache holds most, if it still does."""

@@ -9,12 +9,21 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from palmette.runtime.config import SchedulerSection
-from palmette.runtime.scheduler.queue import make_queue
-from palmette.runtime.sequence import Sequence, Status
+from palmette.runtime.scheduler.programs import HeldPages, Programs
+from palmette.runtime.scheduler.queue import OVERDUE_SHARE, make_queue
+from palmette.runtime.sequence import Handle, Sequence, Status
+
+# So many that find no room are tried in a step.
+_MAX_PASSED = 64
 
 
-class Pages(Protocol):
+class Pages(HeldPages, Protocol):
     """What the scheduler needs from the KV cache."""
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether anything is shared and kept."""
+        ...
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """How many of its leading tokens are cached now."""
@@ -37,6 +46,10 @@ class Pages(Protocol):
     def grow(self, sequence: Sequence, num_tokens: int) -> bool: ...
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None: ...
+
+    def hold(self, sequence: Sequence) -> Handle | None:
+        """As `release`, but keep what was computed for those that go on from there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,8 @@ class Plan:
     token_budget: int
     work: list[PlannedWork] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    # Nothing can be done now; a program that thinks is waited for so long.
+    wait_seconds: float | None = None
 
     def add(self, sequence: Sequence) -> None:
         num_tokens = min(sequence.num_uncomputed_tokens, self.token_budget)
@@ -74,7 +89,9 @@ class Scheduler:
 
     `config.policy` orders those that wait (see `queue`). A waiting sequence whose prompt begins
     like one that is being prefilled right now waits for that one instead of computing the shared
-    tokens a second time; others may pass it meanwhile.
+    tokens a second time; others may pass it meanwhile. Under the policy "program", what a program
+    has computed is held until it asks again, and programs are begun only while all of them can end
+    (see `programs`).
     """
 
     def __init__(
@@ -86,8 +103,13 @@ class Scheduler:
         self.config = config
         self.waiting = make_queue(config, pages.cached_tokens)
         self.running: list[Sequence] = []
+        self.programs = Programs(
+            pages, hold_seconds=config.max_think, max_active_seconds=config.max_wait
+        )
+        self.knows_programs = config.policy == "program" and pages.prefix_cache
         self._pages = pages
         self._clock = clock
+        self._overdue_after = OVERDUE_SHARE * config.max_wait
 
     @property
     def has_work(self) -> bool:
@@ -95,6 +117,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
+        self.programs.added(sequence)
 
     def next_plan(self) -> Plan:
         """Running sequences, least left to compute first, so that no long prompt holds up a
@@ -106,23 +129,36 @@ class Scheduler:
             sequence = unplanned.popleft()
             if self._make_room(sequence, plan, unplanned):
                 plan.add(sequence)
-        if not plan.preempted:
+        if not plan.preempted and len(self.waiting):
             self._admit_waiting(plan)
+            if not self.running:
+                self._admit_first(plan)
         return plan
 
-    def finish(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """The sequence leaves; its pages go back, what it computed stays cached if `keep`."""
+    def finish(self, sequence: Sequence, *, keep: bool = True, goes_on: bool = False) -> None:
+        """The sequence leaves; its pages go back, what it computed stays cached if `keep`, and is
+        held for its program if that `goes_on`.
+        """
+        handle = None
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
-            self._pages.release(sequence, keep=keep)
+            if keep and goes_on and sequence.program is not None:
+                handle = self._pages.hold(sequence)
+            else:
+                self._pages.release(sequence, keep=keep)
         elif sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         sequence.move_to(Status.FINISHED)
+        self.programs.ended(sequence, handle, self._clock())
 
     def _make_room(self, sequence: Sequence, plan: Plan, unplanned: deque[Sequence]) -> bool:
-        """Pages for the sequence's next tokens, at the cost of those with most left to compute."""
+        """Pages for the sequence's next tokens, at the cost of what programs hold that compute
+        nothing, and then of those with most left to compute.
+        """
         num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
         while not self._pages.grow(sequence, num_tokens):
+            if self.programs.give_up(self._clock(), keep=sequence.program):
+                continue
             victim = unplanned.pop() if unplanned else sequence
             self._preempt(victim, plan)
             if victim is sequence:
@@ -136,14 +172,15 @@ class Scheduler:
         sequence.tally.num_preemptions += 1
         sequence.move_to(Status.WAITING)
         self.waiting.resume(sequence)
+        self.programs.preempted(sequence)
         plan.preempted.append(sequence)
 
     def _admit_waiting(self, plan: Plan) -> None:
         now = self._clock()
-        if not len(self.waiting):
-            return
         walk = self.waiting.round(now)
-        num_deferred = 0
+        account = self.programs.account(now)
+        num_deferred = num_passed = 0
+        is_starving = False  # somebody who has waited for too long finds no room
         while plan.token_budget and len(self.running) < self.config.max_running:
             sequence = walk.next()
             if sequence is None:
@@ -154,15 +191,58 @@ class Scheduler:
                 continue
             # Others may pass those that wait for a leader, but not at the cost of what these are
             # about to use: with the pool half full, another part of the tree is not begun.
-            if num_deferred and not self._pages.leaves_half_free(sequence):
+            program = sequence.program
+            has_begun = program is not None and program.has_begun
+            if num_deferred and not has_begun and not self._pages.leaves_half_free(sequence):
                 return
-            num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
-            if not self._pages.admit(sequence, num_tokens, self.running, now):
+            is_overdue = not has_begun and now - sequence.submitted_at >= self._overdue_after
+            may_run = not (
+                is_starving and program is not None and self.programs.is_old(program, now)
+            ) and (account.allows(sequence, now) or (is_overdue and self._take_room(sequence, now)))
+            if may_run and self._admit(sequence, plan, now):
+                walk.admitted()
+                account.admitted(sequence)
+                continue
+            is_starving |= is_overdue
+            num_passed += 1
+            if num_passed == _MAX_PASSED:
                 return
-            walk.admitted()
-            sequence.move_to(Status.RUNNING)
-            self.running.append(sequence)
-            plan.add(sequence)
+            walk.passed()
+
+    def _take_room(self, sequence: Sequence, now: float) -> bool:
+        """Room for who has waited for too long, from programs that have been under way for long."""
+        needed = self._pages.num_pages_taken(sequence)
+        while needed > self._pages.num_available_pages:
+            if not self.programs.give_up(now, keep=sequence.program, only_old=True):
+                return False
+        return True
+
+    def _admit(self, sequence: Sequence, plan: Plan, now: float) -> bool:
+        num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
+        if not self._pages.admit(sequence, num_tokens, self.running, now):
+            return False
+        sequence.move_to(Status.RUNNING)
+        self.running.append(sequence)
+        plan.add(sequence)
+        if self.programs.admitted(sequence, now) and sequence.program is not None:
+            self.waiting.begin(sequence.program.waiting.values())
+        return True
+
+    def _admit_first(self, plan: Plan) -> None:
+        """Nothing runs, and nobody finds room. Unless a program that thinks may soon make some,
+        whoever is first takes what programs hold.
+        """
+        now = self._clock()
+        plan.wait_seconds = self.programs.seconds_to_wait(now)
+        if plan.wait_seconds is not None:
+            return
+        walk = self.waiting.round(now)
+        sequence = walk.next()
+        assert sequence is not None
+        while not self._admit(sequence, plan, now):
+            if not self.programs.give_up(now, keep=sequence.program):
+                return  # nobody holds anything, and still there is no room: there never will be
+        walk.admitted()
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
         leader = sequence.leader

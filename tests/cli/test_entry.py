@@ -114,6 +114,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         ["--chat-template", "{{ x }}", "--page-size", "8", "--num-pages", "7"],
         ["--kv-memory", "1.5GiB", "--no-prefix-cache", "--max-batch-tokens", "33"],
         ["--max-running", "3", "--no-jump-forward", "--policy", "lpm", "--max-wait", "2.5"],
+        ["--max-think", "0.5"],
     ]
     assert main(["serve", "m", *sum(given, [])]) == 0  # noqa: RUF017
     expected = {
@@ -131,6 +132,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         "jump_forward": False,
         "policy": "lpm",
         "max_wait": 2.5,
+        "max_think": 0.5,
     }
     assert set(expected) == set(HELP)
     assert {name: seen[name] for name in expected} == expected

@@ -340,7 +340,6 @@ def seconds_waited_under_hot_traffic(max_wait: float) -> float | None:
 
 def test_a_cold_request_waits_for_a_bounded_time_under_hot_traffic() -> None:
     waited = seconds_waited_under_hot_traffic(max_wait=20.0)
-    # The bound, and those hot ones that had waited for longer still when it was reached.
     assert waited is not None
-    assert 20.0 <= waited <= 2 * 20.0
+    assert 15.0 <= waited <= 20.0
     assert seconds_waited_under_hot_traffic(max_wait=1e9) is None

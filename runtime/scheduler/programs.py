@@ -1,0 +1,409 @@
+"""Whole programs: what they hold between their requests, and whether all of them can end.
+
+A program asks again and again, and each time goes on from what it computed before. Between two
+requests a *handle* keeps that in the tree. Handles make the pool a resource that programs hold
+while they wait for more of it, so a program is begun, and goes on, only while there is an order in
+which all that have begun can end with the pages there are: the banker's algorithm (E. W. Dijkstra,
+EWD 623). What a program still needs is what it announced.
+
+All of this is an estimate, and nothing rests on it but how much is computed twice: where pages run
+short, handles are given up, idle programs first and then the one begun last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from palmette.protocol import Outlook
+from palmette.runtime.sequence import Handle, Sequence
+
+Path = tuple[int, ...]
+
+# How many tokens of generations count as produced in full before any was seen.
+_PRIOR_TOKENS = 512
+# Of what generations may produce, this much more is expected than they did on average.
+_MARGIN = 1.25
+
+
+class HeldPages(Protocol):
+    """What programs need to know of the KV cache."""
+
+    @property
+    def num_available_pages(self) -> int:
+        """Pages that are free or could be evicted."""
+        ...
+
+    def num_pages_for(self, num_tokens: int) -> int: ...
+
+    def num_pages_taken(self, sequence: Sequence) -> int:
+        """How many of the available pages computing all of its tokens would take."""
+        ...
+
+    def num_pages_freed_without(
+        self, handles: Iterable[Handle], sequences: Iterable[Sequence]
+    ) -> int:
+        """How many pages would be available if these ended."""
+        ...
+
+
+class Program:
+    """A program that has asked for something, or has said that it will."""
+
+    __slots__ = (
+        "active_since",
+        "constant_tokens",
+        "generated_tokens",
+        "handles",
+        "idle_since",
+        "program_id",
+        "running",
+        "serial",
+        "waiting",
+    )
+
+    def __init__(self, program_id: str) -> None:
+        self.program_id = program_id
+        self.serial = 0  # the order in which programs began; 0: not yet
+        self.active_since = math.inf  # when something of it was admitted first
+        self.idle_since = math.inf  # when it had nothing to do any more
+        self.constant_tokens = 0
+        self.generated_tokens = 0
+        self.handles: dict[Path, Handle] = {}
+        self.waiting: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}
+
+    @property
+    def has_begun(self) -> bool:
+        return self.serial > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it computes nothing and asks for nothing: it thinks, or is over."""
+        return not self.waiting and not self.running
+
+    def handle_for(self, path: Path) -> Handle | None:
+        """What the branch at `path` goes on from: its own handle or the nearest it was forked from.
+
+        A path has two numbers for each fork.
+        """
+        for length in range(len(path), -1, -2):
+            handle = self.handles.get(path[:length])
+            if handle is not None:
+                return handle
+        return None
+
+
+class Programs:
+    """All programs that an engine knows of.
+
+    `hold_seconds` is how long a program that has begun, and asks for nothing, is waited for where
+    pages run short; later its handles are the first to go.
+    """
+
+    def __init__(self, pages: HeldPages, *, hold_seconds: float, max_active_seconds: float) -> None:
+        self._pages = pages
+        self._hold_seconds = hold_seconds
+        # So long a program is safe from those that have waited for too long.
+        self._max_active_seconds = max_active_seconds
+        self._by_id: dict[str, Program] = {}
+        self._begun: dict[str, Program] = {}  # by id, in the order in which they began
+        self._num_begun = 0
+        self._alone: dict[int, Sequence] = {}  # running sequences of no program
+        self._asked_tokens = 0
+        self._produced_tokens = 0
+
+    # What is heard of them
+
+    def hear(self, outlook: Outlook) -> Program:
+        """The program that `outlook` is of; what it needs is known by now."""
+        program = self._by_id.get(outlook.program_id)
+        if program is None:
+            program = self._by_id[outlook.program_id] = Program(outlook.program_id)
+        program.constant_tokens = outlook.constant_tokens
+        program.generated_tokens = outlook.generated_tokens
+        return program
+
+    def end_branches(self, program_id: str, paths: Iterable[Path]) -> None:
+        """These branches ask no more."""
+        program = self._by_id.get(program_id)
+        if program is not None:
+            for path in paths:
+                _drop(program, path)
+
+    def end(self, program_id: str) -> None:
+        """The program asks no more."""
+        program = self._by_id.pop(program_id, None)
+        if program is not None:
+            self._begun.pop(program_id, None)
+            for path in list(program.handles):
+                _drop(program, path)
+
+    def drop_handles(self) -> None:
+        """No program holds anything beyond what runs; what was held may be evicted."""
+        for program in self._by_id.values():
+            for path in list(program.handles):
+                _drop(program, path)
+
+    # What happens to their sequences
+
+    def added(self, sequence: Sequence) -> None:
+        """It waits, for the first time or again."""
+        program = sequence.program
+        if program is not None:
+            program.waiting[id(sequence)] = sequence
+            program.idle_since = math.inf
+            sequence.handle = program.handle_for(sequence.path)
+
+    def admitted(self, sequence: Sequence, now: float) -> bool:
+        """It runs; whether its program began with it."""
+        program = sequence.program
+        if program is None:
+            self._alone[id(sequence)] = sequence
+            return False
+        del program.waiting[id(sequence)]
+        program.running[id(sequence)] = sequence
+        if sequence.handle is not None and program.handles.get(sequence.path) is sequence.handle:
+            # Its own branch: the tail was copied, and the pages are held twice now.
+            sequence.handle.lease.drop_tail()
+            sequence.handle = None
+        if program.has_begun or program.program_id not in self._by_id:
+            return False
+        self._num_begun += 1
+        program.serial = self._num_begun
+        program.active_since = now
+        self._begun[program.program_id] = program
+        return True
+
+    def preempted(self, sequence: Sequence) -> None:
+        """It gave up its pages and waits again."""
+        if sequence.program is None:
+            del self._alone[id(sequence)]
+        else:
+            del sequence.program.running[id(sequence)]
+            self.added(sequence)
+
+    def ended(self, sequence: Sequence, handle: Handle | None, now: float) -> None:
+        """It runs and waits no more; `handle` is what it leaves to those that go on from it."""
+        self._alone.pop(id(sequence), None)
+        program = sequence.program
+        if program is None:
+            return
+        program.waiting.pop(id(sequence), None)
+        program.running.pop(id(sequence), None)
+        _drop(program, sequence.path)
+        if handle is not None:
+            if self._by_id.get(program.program_id) is program:
+                program.handles[sequence.path] = handle
+            else:  # it ended meanwhile
+                handle.lease.release()
+        if program.is_idle:
+            program.idle_since = now
+
+    def note_output(self, asked: int, produced: int) -> None:
+        """A generation of at most `asked` tokens produced so many: others will be alike."""
+        self._asked_tokens += asked
+        self._produced_tokens += produced
+        if self._asked_tokens > 1 << 16:  # what was long ago counts less
+            self._asked_tokens //= 2
+            self._produced_tokens //= 2
+
+    # What they may do
+
+    @property
+    def num_begun(self) -> int:
+        return len(self._begun)
+
+    def account(self, now: float) -> Account:
+        """Who holds and needs what, as of now: for the admissions of one step."""
+        for program in [p for p in self._begun.values() if self._is_idle(p, now)]:
+            # It may think for as long as it likes, and has to begin again when it comes back.
+            del self._begun[program.program_id]
+            program.serial = 0
+        return Account(self, self._pages)
+
+    def give_up(
+        self,
+        now: float,
+        *,
+        keep: Program | None = None,
+        only_idle: bool = False,
+        only_old: bool = False,
+    ) -> bool:
+        """Let the handles of one program go, those of `keep` last; False if there are none.
+
+        Idle programs come first, then those that began last. With `only_idle` no others; with
+        `only_old` of the others only those that have been under way for long, and never `keep`.
+        """
+        holding = [p for p in self._by_id.values() if p.handles]
+        if only_idle:
+            holding = [p for p in holding if self._is_idle(p, now)]
+        elif only_old:
+            oldest = now - self._max_active_seconds
+            holding = [
+                p
+                for p in holding
+                if self._is_idle(p, now) or (p is not keep and p.active_since <= oldest)
+            ]
+        if not holding:
+            return False
+
+        def rank(program: Program) -> tuple[bool, bool, float]:
+            is_idle = self._is_idle(program, now)
+            order = program.idle_since if is_idle else -program.serial
+            return program is keep, not is_idle, order
+
+        worst = min(holding, key=rank)
+        for path in list(worst.handles):
+            _drop(worst, path)
+        return True
+
+    def seconds_to_wait(self, now: float) -> float | None:
+        """How long somebody who thinks may be waited for; None if nobody does."""
+        ends = [
+            p.idle_since + self._hold_seconds
+            for p in self._begun.values()
+            if p.is_idle and not self._is_idle(p, now)
+        ]
+        return max(ends) - now if ends else None
+
+    def is_old(self, program: Program, now: float) -> bool:
+        """Whether it has been under way for so long that those who wait too long come first."""
+        return now - program.active_since >= self._max_active_seconds
+
+    def begun(self) -> Iterable[Program]:
+        return self._begun.values()
+
+    def alone(self) -> Iterable[Sequence]:
+        """Running sequences of no program."""
+        return self._alone.values()
+
+    def num_expected(self, num_tokens: int) -> int:
+        """How many tokens will be produced where `num_tokens` may be, going by the others."""
+        produced = self._produced_tokens + _PRIOR_TOKENS
+        share = _MARGIN * produced / (self._asked_tokens + _PRIOR_TOKENS)
+        return math.ceil(min(1.0, share) * num_tokens)
+
+    def _is_idle(self, program: Program, now: float) -> bool:
+        return now - program.idle_since >= self._hold_seconds
+
+
+class Account:
+    """Who holds and needs how many pages, counted once for the admissions of one step.
+
+    What running sequences will still produce counts as taken: they take it without asking.
+    """
+
+    def __init__(self, programs: Programs, pages: HeldPages) -> None:
+        self._programs = programs
+        self._pages = pages
+        self._shares: dict[int, _Share] | None = None
+
+    def allows(self, sequence: Sequence, now: float) -> bool:
+        """Whether all that have begun could still end if this one ran now.
+
+        One of them may need more than there is: it will be alone in the end, and does what it can.
+        """
+        programs, program = self._programs, sequence.program
+        if program is None and not programs.num_begun:
+            return True
+        shares = self._counted()
+        key = id(sequence if program is None else program)
+        own = shares.get(key)
+        if own is None:
+            own = _Share() if program is None else self._share_of(program)
+        needed = self._num_pages_needed(sequence)
+        # What the program needs later, but for this sequence, which is among those that wait.
+        later = own.num_later - needed if program is not None else 0
+        others = [share for other, share in shares.items() if other != key]
+        num_taken = needed + own.num_committed + sum(s.num_committed for s in others)
+        num_left = self._pages.num_available_pages - num_taken
+        if later + sum(s.num_later for s in others) <= num_left:
+            return True
+        while programs.give_up(now, only_idle=True):
+            num_left = self._pages.num_available_pages - num_taken
+        if num_left < 0:
+            return False
+        needs = [(s.num_later, s.num_committed + s.num_held()) for s in others]
+        needs.append((later, needed + own.num_committed + own.num_held()))
+        return _can_all_end(num_left, needs)
+
+    def admitted(self, sequence: Sequence) -> None:
+        """It runs now."""
+        if self._shares is None:
+            return
+        program = sequence.program
+        if program is None:
+            self._shares[id(sequence)] = self._share_of_sequence(sequence)
+        else:
+            self._shares[id(program)] = self._share_of(program)
+
+    def _counted(self) -> dict[int, _Share]:
+        if self._shares is None:
+            shares = {id(p): self._share_of(p) for p in self._programs.begun()}
+            shares.update((id(s), self._share_of_sequence(s)) for s in self._programs.alone())
+            self._shares = shares
+        return self._shares
+
+    def _share_of(self, program: Program) -> _Share:
+        pages, programs = self._pages, self._programs
+        num_tokens = program.constant_tokens + programs.num_expected(program.generated_tokens)
+        return _Share(
+            num_committed=sum(map(self._num_pages_to_come, program.running.values())),
+            num_later=pages.num_pages_for(num_tokens)
+            + sum(map(self._num_pages_needed, program.waiting.values())),
+            num_held=lambda: pages.num_pages_freed_without(
+                program.handles.values(), program.running.values()
+            ),
+        )
+
+    def _share_of_sequence(self, sequence: Sequence) -> _Share:
+        return _Share(
+            num_committed=self._num_pages_to_come(sequence),
+            num_held=lambda: self._pages.num_pages_freed_without((), (sequence,)),
+        )
+
+    def _num_pages_needed(self, sequence: Sequence) -> int:
+        """What a waiting sequence takes of the available pages until it has ended."""
+        num_tokens = len(sequence.token_ids)
+        num_expected = self._programs.num_expected(sequence.num_tokens_to_come)
+        to_come = self._pages.num_pages_for(num_tokens + num_expected)
+        return (
+            self._pages.num_pages_taken(sequence) + to_come - self._pages.num_pages_for(num_tokens)
+        )
+
+    def _num_pages_to_come(self, sequence: Sequence) -> int:
+        """What a running sequence still takes until it has ended."""
+        num_expected = self._programs.num_expected(sequence.num_tokens_to_come)
+        num_pages = self._pages.num_pages_for(len(sequence.token_ids) + num_expected)
+        return max(0, num_pages - len(sequence.page_ids))
+
+
+@dataclass(slots=True)
+class _Share:
+    """Pages of a program, or of a sequence of none."""
+
+    num_committed: int = 0  # what its running sequences will still take
+    num_later: int = 0  # what it will ask for
+    num_held: Callable[[], int] = lambda: 0  # what comes back when it ends; not cheap
+
+
+def _can_all_end(num_left: int, needs: list[tuple[int, int]]) -> bool:
+    """Whether all but one can end in some order, each (needs, gives back when it ends).
+
+    Whoever needs least goes first: if that one cannot end, nobody can.
+    """
+    needs.sort()
+    for needed, given_back in needs[:-1]:
+        if needed > num_left:
+            return False
+        num_left += given_back
+    return True
+
+
+def _drop(program: Program, path: Path) -> None:
+    handle = program.handles.pop(path, None)
+    if handle is not None:
+        handle.lease.release()
