@@ -1,4 +1,4 @@
-"""Engines under load: requests that share beginnings, what each says alone, and who gave up when."""
+"""Engines under load: requests that share beginnings, what each says alone, who gave up when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -55,7 +55,7 @@ class Case:
     """A request without an id: a generation, or scores if it has continuations."""
 
     token_ids: tuple[int, ...]
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     constraint: Constraint | None = None
     continuations: tuple[tuple[int, ...], ...] = ()
 
@@ -77,9 +77,7 @@ class Case:
         )
 
     def submit(self, engine: Engine, request_id: str) -> None:
-        engine.submit(
-            self.score_request(request_id) if self.is_score else self.request(request_id)
-        )
+        engine.submit(self.score_request(request_id) if self.is_score else self.request(request_id))
 
 
 @lru_cache
@@ -217,6 +215,9 @@ class WatchedEngine(AsyncEngine):
         watched.steps = Steps(made[0])
         return watched
 
+    def __enter__(self) -> WatchedEngine:
+        return self
+
     async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
         events = cast(AsyncGenerator[TokenEvent, None], super().generate(request))
         finished = False
@@ -246,6 +247,7 @@ class WatchedEngine(AsyncEngine):
         """At most one step for a request may begin after its client gave it up: the one for which
         the engine had read its commands already. Returns for how many requests one did.
         """
+        assert any(self.steps.num_with(name, 0) for name in self.given_up), "none ever ran"
         late = [self.steps.num_with(name, since) for name, since in self.given_up.items()]
         assert max(late, default=0) <= 1
         return sum(late)
