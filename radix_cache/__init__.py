@@ -46,6 +46,22 @@ Other tenants see none of it.
 
 >>> cache.match(prompt, Namespace(model="tiny", salt="tenant-8")).num_tokens
 0
+
+A tier keeps evicted pages in a second place, from where they come back.
+
+>>> from palmette.radix_cache import Tier
+>>> stored = []
+>>> tier = Tier(num_slots=4, store=lambda page_ids, slots: stored.append((page_ids, slots)))
+>>> small = RadixCache(num_pages=2, page_size=4, tier=tier)
+>>> small.insert(prompt[:8], small.allocate(2)).page_ids
+(0, 1)
+>>> small.evict(1), stored  # copy page 1 to slot 0 now
+(1, [([1], [0])])
+>>> match = small.match(prompt)
+>>> promise = small.promise(match)
+>>> match.num_tokens, promise.slots  # copy slot 0 to a page of your own, then:
+(4, (0,))
+>>> promise.fulfil()
 """
 
 from palmette.radix_cache import invariants
@@ -70,6 +86,7 @@ from palmette.radix_cache.holdings import num_pages_freed_without, num_unheld_pa
 from palmette.radix_cache.lease import Lease, Match, Pin, Published, Tail
 from palmette.radix_cache.node import Namespace
 from palmette.radix_cache.pages import PagePool, PageState
+from palmette.radix_cache.tiers import Promise, Tier, TierStats
 from palmette.radix_cache.tree import Removal
 
 __all__ = [
@@ -90,6 +107,7 @@ __all__ = [
     "Pin",
     "PinBudgetExceeded",
     "PrefixHit",
+    "Promise",
     "Published",
     "RadixCache",
     "RadixCacheError",
@@ -98,6 +116,8 @@ __all__ = [
     "StaleMatch",
     "Stretch",
     "Tail",
+    "Tier",
+    "TierStats",
     "invariants",
     "num_pages_freed_without",
     "num_unheld_pages",

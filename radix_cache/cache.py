@@ -20,8 +20,10 @@ from palmette.radix_cache.events import (
 )
 from palmette.radix_cache.history import Departure, Explanation, History, Reason, Stretch
 from palmette.radix_cache.lease import Found, Lease, Match, Pin, Published, Tail
+from palmette.radix_cache.names import Name, page_name, root_name
 from palmette.radix_cache.node import Namespace, Node
 from palmette.radix_cache.pages import PagePool
+from palmette.radix_cache.tiers import Promise, Tier
 from palmette.radix_cache.tree import Removal, Tree, Walk
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,8 @@ class RadixCache:
     Uses are ordered as they come; `clock` tells when evictions happened, by default in numbers of
     uses. At most `max_pinned_pages` are pinned at a time: half of the pool by default, so that
     pins never stop the rest. The last `num_remembered` evicted pages are remembered for `explain`,
-    at about 200 bytes each. Not for several threads at a time.
+    at about 200 bytes each. With a `tier`, whole pages that are evicted go there and can come back
+    (see `promise`). Not for several threads at a time.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RadixCache:
         max_pinned_pages: int | None = None,
         num_remembered: int = 4096,
         observers: Iterable[Observer] = (),
+        tier: Tier | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
@@ -62,6 +66,7 @@ class RadixCache:
         self.page_size = page_size
         self.max_pinned_pages = max_pinned_pages
         self.pages = PagePool(num_pages)
+        self.tier = tier
         self.stats = CacheStats()
         self.history = History(num_remembered)
         self.tree = Tree(self.pages, page_size, self)
@@ -116,18 +121,26 @@ class RadixCache:
         return num_freed
 
     def flush(self, namespace: Namespace | None = None, *, by: str | None = None) -> int:
-        """Drop all that nobody holds, of one namespace or of every; returns how many pages."""
+        """Drop all that nobody holds, of one namespace or of every; returns how many pages.
+
+        What the tier keeps of it is dropped as well.
+        """
         self._departure = Departure(self._time(), Removal.FLUSHED, by)
         if namespace is None:
             num_freed = self.tree.evict(self.tree.num_evictable_pages, Removal.FLUSHED)
         else:
             num_freed = self.tree.drop_unheld(namespace, Removal.FLUSHED)
+        if self.tier is not None:
+            self.history.left_tier(self.tier.flush(namespace), self._departure)
         self.deliver_events()
         return num_freed
 
     def _evict(self, num_pages: int, by: str | None) -> int:
         self._departure = Departure(self._time(), Removal.EVICTED, by)
-        return self.tree.evict(num_pages, Removal.EVICTED)
+        num_freed = self.tree.evict(num_pages, Removal.EVICTED)
+        if self.tier is not None:
+            self.tier.carry_out()
+        return num_freed
 
     def _time(self) -> float:
         return self._num_uses if self._clock is None else self._clock()
@@ -277,6 +290,50 @@ class RadixCache:
                 )
             )
 
+    # The tier
+
+    def num_tier_pages(self, match: Match) -> int:
+        """How many whole pages of the key, behind those of the match, could come back from the
+        tier. Asking counts as no use of them. Raises StaleMatch as `lease` does.
+        """
+        return len(self._names_in_tier(match))
+
+    def promise(self, match: Match) -> Promise:
+        """The slots of those pages, which keep their contents until the promise is settled.
+
+        Whoever copies them into pages of its own may publish these as if it had computed them.
+        What the match's tail holds is in the first of them as well.
+        """
+        if self.tier is None:
+            return Promise(None, (), ())
+        return self.tier.promise(self._names_in_tier(match))
+
+    def _names_in_tier(self, match: Match) -> list[Name]:
+        if self.tier is None:
+            return []
+        found = self._current(match)
+        return self._tier_names(self.tier, found.key, len(match.page_ids), self._name(match, found))
+
+    def _tier_names(self, tier: Tier, key: list[int], num_pages: int, name: Name) -> list[Name]:
+        """Of the whole pages of `key` that the tier has behind `num_pages` pages named `name`."""
+        size = self.page_size
+        names: list[Name] = []
+        for start in range(num_pages * size, len(key) - size + 1, size):
+            following = _page_name(name, key[start : start + size])
+            if following is None or following not in tier:
+                break
+            names.append(following)
+            name = following
+        return names
+
+    def _name(self, match: Match, found: Found) -> Name:
+        """Of the whole pages of a match."""
+        num_pages = len(match.page_ids)
+        if not num_pages:
+            return root_name(match.namespace)
+        node = _node_at(found.node, num_pages - 1)
+        return node.chain[num_pages - 1 - node.start]
+
     # Inserting
 
     def insert(
@@ -305,8 +362,8 @@ class RadixCache:
         num_needed = num_whole + 1 if tail and num_rest else num_whole
         self._check_block_table(lease, len(token_ids), page_ids, num_needed)
         cut = num_whole * size
-        new_token_ids = [index(t) for t in token_ids[num_held * size : cut]]
-        rest = [index(t) for t in token_ids[cut:]] if tail else []
+        new_token_ids = _as_token_ids(token_ids[num_held * size : cut])
+        rest = _as_token_ids(token_ids[cut:]) if tail else []
         new_page_ids = list(page_ids[num_held:num_whole])
         rest_page_ids = list(page_ids[num_whole:]) if tail else []
 
@@ -429,7 +486,7 @@ class RadixCache:
         key = list(token_ids)
         match = self._match(key, namespace, None)
         stretches = [Stretch(start=0, end=match.num_tokens, reason=Reason.CACHED)]
-        stretches += self._evicted_stretches(key, match)
+        stretches += self._stretches_behind(key, match)
         start = stretches[-1].end
         other = self._best_other_namespace(key, namespace, start)
         if other is not None:
@@ -442,14 +499,29 @@ class RadixCache:
         kept = tuple(s for s in stretches if s.end > s.start)
         return Explanation(len(key), match.num_tokens, kept)
 
-    def _evicted_stretches(self, key: list[int], match: Match) -> list[Stretch]:
-        """What follows the cached tokens and is remembered as having left the tree."""
+    def _stretches_behind(self, key: list[int], match: Match) -> list[Stretch]:
+        """What follows the cached tokens and is in the tier, and then what is remembered as having
+        left the tree.
+        """
+        name = self._name(match, match.found)
+        start, num_pages = match.num_tokens, len(match.page_ids)
+        stretches = []
+        if self.tier is not None:
+            names = self._tier_names(self.tier, key, num_pages, name)
+            if names:
+                name = names[-1]
+                num_pages += len(names)
+                end = num_pages * self.page_size
+                stretches.append(Stretch(start=start, end=end, reason=Reason.IN_TIER))
+                start = end
+        return stretches + self._evicted_stretches(key, start, num_pages, name)
+
+    def _evicted_stretches(
+        self, key: list[int], start: int, num_pages: int, name: Name
+    ) -> list[Stretch]:
+        """What is remembered from token `start` on, behind `num_pages` pages named `name`."""
         size = self.page_size
-        start = match.num_tokens
-        boundary = len(match.page_ids) * size
-        name = hash(match.namespace)
-        for position in range(0, boundary, size):
-            name = hash((name, tuple(key[position : position + size])))
+        boundary = num_pages * size
         stretches: list[Stretch] = []
         while boundary < len(key):
             length, departure = self._departure_after(name, key[boundary : boundary + size])
@@ -461,16 +533,17 @@ class RadixCache:
             stretches.append(
                 Stretch(start=start, end=end, reason=Reason.EVICTED, departure=departure)
             )
-            name = hash((name, tuple(key[boundary:end])))
+            name = page_name(name, key[boundary:end])
             start = boundary = end
             if length < size:
                 break
         return stretches
 
-    def _departure_after(self, name: int, page: list[int]) -> tuple[int, Departure | None]:
+    def _departure_after(self, name: Name, page: list[int]) -> tuple[int, Departure | None]:
         """The longest beginning of `page` remembered behind the prefix `name`."""
         for length in range(len(page), 0, -1):
-            departure = self.history.departure(hash((name, tuple(page[:length]))))
+            following = _page_name(name, page[:length])
+            departure = None if following is None else self.history.departure(following)
             if departure is not None:
                 return length, departure
         return 0, None
@@ -569,6 +642,8 @@ class RadixCache:
             self.stats.num_subsumed_pages += num_pages
         if removal is not Removal.SUBSUMED:
             self.history.left(node, first, self._departure)
+        if self.tier is not None and removal is Removal.EVICTED and not node.is_tail:
+            self.tier.take(node.namespace, node.chain[first:], node.page_ids[first:])
         if self._logprobs:
             for page_id in node.page_ids[first:]:
                 self._logprobs.pop(page_id, None)
@@ -592,3 +667,21 @@ def _node_at(node: Node | None, place: int) -> Node:
         assert node.parent is not None
         node = node.parent
     return node
+
+
+def _page_name(before: Name, page: list[int]) -> Name | None:
+    """As `page_name`; None for tokens that no page can hold."""
+    try:
+        return page_name(before, page)
+    except ValueError:
+        return None
+
+
+def _as_token_ids(token_ids: Sequence[int]) -> list[int]:
+    """Plain integers. Raises TypeError for what is none, ValueError for more than 64 bits."""
+    kept = [index(t) for t in token_ids]  # the caller's own objects, which compare at once
+    try:
+        array("q", kept)
+    except OverflowError:
+        raise ValueError("a token id takes more than 64 bits") from None
+    return kept

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from palmette.radix_cache.names import Name
 from palmette.radix_cache.node import Namespace, Node
 from palmette.radix_cache.tree import Removal
 
@@ -26,7 +28,7 @@ class History:
         if capacity < 0:
             raise ValueError(f"the number of evicted pages to remember is negative: {capacity}")
         self.capacity = capacity
-        self._departures: OrderedDict[int, Departure] = OrderedDict()
+        self._departures: OrderedDict[Name, Departure] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._departures)
@@ -40,13 +42,19 @@ class History:
         while len(self._departures) > self.capacity:
             self._departures.popitem(last=False)
 
+    def left_tier(self, names: Iterable[Name], departure: Departure) -> None:
+        """Pages that had left the tree before are now gone for good."""
+        for name in names:
+            if name in self._departures:
+                self._departures[name] = departure
+
     def came(self, node: Node, first: int) -> None:
         """The pages of `node` from `first` on are in the tree."""
         if self._departures:
             for name in node.chain[first:]:
                 self._departures.pop(name, None)
 
-    def departure(self, name: int) -> Departure | None:
+    def departure(self, name: Name) -> Departure | None:
         """How the prefix of that name left, if it did and is remembered."""
         return self._departures.get(name)
 
@@ -58,6 +66,7 @@ class Reason(Enum):
     """
 
     CACHED = "cached"
+    IN_TIER = "in the tier"  # evicted, and kept there: they can come back
     EVICTED = "evicted"  # they were cached; `departure` says when and why they left
     DIVERGED = "diverged"  # prompts cached here go on with other tokens
     OTHER_NAMESPACE = "other namespace"  # cached for another model, adapter, salt or media
@@ -88,7 +97,10 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A key's tokens in stretches, from first to last, without gaps."""
+    """A key's tokens in stretches, from first to last, without gaps.
+
+    `num_cached_tokens` are those in the tree; what is in the tier is a stretch of its own.
+    """
 
     num_tokens: int
     num_cached_tokens: int

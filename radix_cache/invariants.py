@@ -7,8 +7,10 @@ from itertools import pairwise
 
 from palmette.radix_cache.cache import RadixCache
 from palmette.radix_cache.errors import InvariantViolation
+from palmette.radix_cache.names import page_names, root_name
 from palmette.radix_cache.node import Node
 from palmette.radix_cache.pages import PageState
+from palmette.radix_cache.tiers import Tier
 
 
 def check(cache: RadixCache, owned: Iterable[int] | None = None) -> None:
@@ -24,6 +26,9 @@ def check(cache: RadixCache, owned: Iterable[int] | None = None) -> None:
         _check_holds(node)
     _check_counts(cache, nodes)
     _check_queue(cache, nodes)
+    _check_names(cache, nodes)
+    if cache.tier is not None:
+        _check_tier(cache.tier)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -148,3 +153,31 @@ def _check_queue(cache: RadixCache, nodes: list[Node]) -> None:
     num_live = sum(node.ticket > 0 for node in nodes)
     _require(cache.tree.queue.num_live == num_live, f"{num_live} live entries were miscounted")
     _require(len(cache.tree.queue) <= 2 * len(nodes) + 66, "the eviction queue holds garbage")
+
+
+def _check_names(cache: RadixCache, nodes: list[Node]) -> None:
+    for node in nodes:
+        if node.parent is not None:
+            above = node.parent
+            before = above.chain[-1] if above.parent is not None else root_name(node.namespace)
+            token_ids = node.token_ids_from(0, cache.page_size)
+            named = page_names(before, token_ids, cache.page_size)
+            _require(node.chain == named, f"{node!r} has other names than its tokens")
+
+
+def _check_tier(tier: Tier) -> None:
+    found, free, idle = tier.slots(), tier.free_slots(), tier.idle_slots()
+    promised = tier.promised_slots()
+    _require(len(found) == tier.num_pages, "two names have one slot")
+    _require(len(set(free)) == len(free), "a slot is free twice")
+    _require(not set(free) & set(promised), "a promised slot is free")
+    _require(not set(free) & set(found), "a slot that has a name is free")
+    _require(
+        set(free) | set(found) | set(promised) == set(range(tier.num_slots)), "a slot was lost"
+    )
+    _require(len(set(idle)) == len(idle), "a slot could be given up twice")
+    _require(set(idle) == set(found) - set(promised), "others could have what is promised")
+    _require(not tier.has_moves, "pages were taken and never copied")
+    stats = tier.stats
+    num_there = stats.num_stored_pages - stats.num_dropped_pages - stats.num_flushed_pages
+    _require(num_there == tier.num_pages, f"{tier.num_pages} pages there, {num_there} counted")

@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from palmette.radix_cache.names import Name, root_name
+
 PageKey = tuple[int, ...]  # the tokens of one page, or of one partial tail
 
 # A block of the ordered index is cut in two beyond this. Larger blocks make an insertion move
@@ -161,7 +163,7 @@ class Node:
         first_page: PageKey,
         rest: list[int],
         page_ids: list[int],
-        chain: list[int],
+        chain: list[Name],
         last_access: int,
         *,
         is_tail: bool = False,
@@ -213,9 +215,9 @@ class Node:
             return tuple(self.rest[(page - 1) * page_size :])
         return (*self.first_page, *self.rest)
 
-    def chain_end(self) -> int:
+    def chain_end(self) -> Name:
         """The name of the whole prefix that ends with this node."""
-        return self.chain[-1] if self.chain else hash(self.namespace)
+        return self.chain[-1] if self.chain else root_name(self.namespace)
 
     def __repr__(self) -> str:
         kind = "tail" if self.is_tail else "root" if self.parent is None else "edge"

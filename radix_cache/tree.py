@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from palmette.radix_cache.eviction import EvictionQueue
+from palmette.radix_cache.names import page_names
 from palmette.radix_cache.node import Children, Namespace, Node, PageKey, common_prefix_length
 from palmette.radix_cache.pages import PagePool
 
@@ -172,7 +173,7 @@ class Tree:
             tuple(token_ids[:size]),
             token_ids[size:],
             page_ids,
-            self._chain(parent.chain_end(), token_ids),
+            page_names(parent.chain_end(), token_ids, size),
             now,
             is_tail=len(token_ids) < size,
         )
@@ -190,7 +191,7 @@ class Tree:
         assert node.holds
         assert node.children is None
         first = len(node.page_ids)
-        node.chain += self._chain(node.chain_end(), token_ids)
+        node.chain += page_names(node.chain_end(), token_ids, self.page_size)
         node.rest += token_ids
         node.page_ids += page_ids
         self._take_in(node, first)
@@ -200,15 +201,6 @@ class Tree:
         self.pages.give_to_tree(new)
         self.num_pages += len(new)
         self._watcher.pages_added(node, first)
-
-    def _chain(self, before: int, token_ids: list[int]) -> list[int]:
-        """A name for each page's whole prefix. Only explanations rely on it, so 64 bits do."""
-        size = self.page_size
-        chain = []
-        for position in range(0, len(token_ids), size):
-            before = hash((before, tuple(token_ids[position : position + size])))
-            chain.append(before)
-        return chain
 
     # Holding
 

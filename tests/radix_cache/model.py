@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from palmette.radix_cache import (
@@ -16,8 +17,11 @@ from palmette.radix_cache import (
     Pin,
     PinBudgetExceeded,
     PrefixHit,
+    Promise,
     RadixCache,
+    Reason,
     StaleMatch,
+    Tier,
     invariants,
 )
 
@@ -69,11 +73,16 @@ class Running:
 class Model:
     """The cache beside a dictionary, driven by random operations and compared after each."""
 
-    def __init__(self, seed: int, num_pages: int, page_size: int, num_tokens: int) -> None:
+    def __init__(
+        self, seed: int, num_pages: int, page_size: int, num_tokens: int, num_slots: int
+    ) -> None:
         self.random = random.Random(seed)
         self.page_size = page_size
         self.num_tokens = num_tokens
-        self.cache = RadixCache(num_pages, page_size, max_pinned_pages=num_pages // 3)
+        self.stored: dict[int, tuple[Namespace, Prefix]] = {}  # slot -> prefix up to its end
+        self.promises: list[tuple[Promise, list[tuple[Namespace, Prefix]]]] = []
+        tier = Tier(num_slots, self.store) if num_slots else None
+        self.cache = RadixCache(num_pages, page_size, max_pinned_pages=num_pages // 3, tier=tier)
         self.directory = Directory(page_size)
         self.cache.add_observer(self.directory)
         self.tree: dict[int, tuple[Namespace, Prefix]] = {}  # page -> prefix up to its end
@@ -83,7 +92,36 @@ class Model:
         self.matches: list[Match] = []
         self.namespaces = [Namespace(), Namespace(salt="a"), Namespace(adapter="a")]
 
+    def store(self, page_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy pages, which are not free for others yet, to slots, of which none is promised."""
+        promised = {slot for promise, _ in self.promises for slot in promise.slots}
+        assert len(set(slots)) == len(slots) == len(page_ids)
+        for page_id, slot in zip(page_ids, slots, strict=True):
+            namespace, prefix = self.tree[page_id]
+            assert len(prefix) % self.page_size == 0
+            assert slot not in promised
+            self.stored[slot] = (namespace, prefix)
+
     # What the dictionary says
+
+    def in_tier(self) -> set[tuple[Namespace, Prefix]]:
+        tier = self.cache.tier
+        if tier is None:
+            return set()
+        for slot, namespace in tier.slots().items():
+            assert self.stored[slot][0] == namespace
+        return {self.stored[slot] for slot in tier.slots()}
+
+    def expected_promise(self, match: Match) -> list[tuple[Namespace, Prefix]]:
+        """What the tier has of the match's key behind its whole pages."""
+        key, size = tuple(match.found.key), self.page_size
+        there = self.in_tier()
+        expected = []
+        for end in range((len(match.page_ids) + 1) * size, len(key) + 1, size):
+            if (match.namespace, key[:end]) not in there:
+                break
+            expected.append((match.namespace, key[:end]))
+        return expected
 
     def held(self) -> set[int]:
         held: set[int] = set()
@@ -137,6 +175,8 @@ class Model:
         assert held <= set(self.tree)
         assert cache.num_cached_pages == len(self.tree)
         assert cache.num_available == cache.pages.num_free + len(set(self.tree) - held)
+        for promise, contents in self.promises:
+            assert [self.stored[slot] for slot in promise.slots] == contents
         pinned = set()
         for pin in self.pins:
             pinned.update(pin.lease.page_ids)
@@ -163,10 +203,11 @@ class Model:
     # Operations
 
     def random_key(self) -> list[int]:
-        """Often a prefix of something cached, with something else behind."""
+        """Often a prefix of something cached, here or in the tier, with something else behind."""
         key: list[int] = []
-        if self.tree and self.random.random() < 0.7:
-            _, prefix = self.random.choice(list(self.tree.values()))
+        known = [*self.tree.values(), *self.stored.values()]
+        if known and self.random.random() < 0.7:
+            _, prefix = self.random.choice(known)
             key = list(prefix[: self.random.randint(0, len(prefix))])
         length = self.random.choice([0, 1, 2, self.page_size, self.random.randint(0, 20)])
         return key + [self.random.randrange(self.num_tokens) for _ in range(length)]
@@ -191,27 +232,27 @@ class Model:
         assert self.cache.logprobs(match) == expected
 
     def step(self) -> None:
-        operation = self.random.choices(
-            [
-                self.do_match,
-                self.do_start,
-                self.do_compute,
-                self.do_finish,
-                self.do_cancel,
-                self.do_insert,
-                self.do_evict,
-                self.do_late_lease,
-                self.do_pin,
-                self.do_unpin,
-                self.do_flush,
-                self.do_logprobs,
-                self.do_misuse,
-                self.do_explain,
-                self.do_fork,
-                self.do_advance,
-            ],
-            [8, 14, 20, 8, 4, 6, 4, 4, 3, 3, 0.5, 4, 2, 2, 4, 4],
-        )[0]
+        operations = {
+            self.do_match: 8.0,
+            self.do_start: 14,
+            self.do_compute: 20,
+            self.do_finish: 8,
+            self.do_cancel: 4,
+            self.do_insert: 6,
+            self.do_evict: 4,
+            self.do_late_lease: 4,
+            self.do_pin: 3,
+            self.do_unpin: 3,
+            self.do_flush: 0.5,
+            self.do_logprobs: 4,
+            self.do_misuse: 2,
+            self.do_explain: 2,
+            self.do_fork: 4,
+            self.do_advance: 4,
+        }
+        if self.cache.tier is not None:
+            operations |= {self.do_promise: 3, self.do_restore: 6}
+        operation = self.random.choices(list(operations), list(operations.values()))[0]
         operation()
         self.compare()
 
@@ -328,7 +369,49 @@ class Model:
     def do_evict(self) -> None:
         num_pages = self.random.choice([1, 1, 2, 5, 1000])
         evictable = self.cache.num_available - self.cache.pages.num_free
+        whole = [entry for entry in self.tree.values() if len(entry[1]) % self.page_size == 0]
         assert self.cache.evict(num_pages) == min(num_pages, evictable)
+        self.prune()
+        gone = set(whole) - set(self.tree.values())
+        tier = self.cache.tier
+        if tier is not None and not self.promises and len(gone) <= tier.num_slots:
+            assert gone <= self.in_tier()
+
+    def do_promise(self) -> None:
+        """Slots are kept for later, or not after all."""
+        if self.promises and self.random.random() < 0.6:
+            promise, contents = self.promises.pop(self.random.randrange(len(self.promises)))
+            assert [self.stored[slot] for slot in promise.slots] == contents
+            self.random.choice([promise.fulfil, promise.cancel])()
+            return
+        match = self.cache.match(self.random_key(), self.random.choice(self.namespaces))
+        expected = self.expected_promise(match)
+        assert self.cache.num_tier_pages(match) == len(expected)
+        promise = self.cache.promise(match)
+        assert [self.stored[slot] for slot in promise.slots] == expected
+        self.promises.append((promise, expected))
+
+    def do_restore(self) -> None:
+        """As a sequence that is admitted: pages of its own for what the tier has, published."""
+        key = self.random_key()
+        match = self.cache.match(key, self.random.choice(self.namespaces))
+        lease = self.cache.lease(match)
+        lease.drop_tail()
+        promise = self.cache.promise(match)
+        contents = [self.stored[slot] for slot in promise.slots]
+        self.promises.append((promise, contents))
+        own = self.allocate(promise.num_pages)
+        assert [self.stored[slot] for slot in promise.slots] == contents
+        self.promises.pop()
+        if own is None:
+            promise.cancel()
+            lease.release()
+            return
+        promise.fulfil()
+        end = (len(match.page_ids) + len(own)) * self.page_size
+        running = Running(key[:end], lease, own)
+        self.running.append(running)
+        self.publish(running, tail=False)
 
     def do_late_lease(self) -> None:
         """A match made some time ago: leased as it was, or refused."""
@@ -369,6 +452,7 @@ class Model:
         assert self.cache.flush(namespace) == before - len(kept)
         self.prune()
         assert set(self.tree) == kept
+        assert not any(namespace in (None, other) for other, _ in self.in_tier())
 
     def do_fork(self) -> None:
         """A second sequence with the same pages, which goes its own way."""
@@ -442,6 +526,14 @@ class Model:
         ends = [0] + [stretch.end for stretch in explanation.stretches]
         assert ends[:-1] == [stretch.start for stretch in explanation.stretches]
         assert ends[-1] == len(key)
+        match = self.cache.peek(key, namespace)
+        there = [s for s in explanation.stretches if s.reason is Reason.IN_TIER]
+        num_pages = len(self.expected_promise(match))
+        if num_pages:
+            end = (len(match.page_ids) + num_pages) * self.page_size
+            assert [(s.start, s.end) for s in there] == [(match.num_tokens, end)]
+        else:
+            assert not there
 
     def wind_down(self) -> None:
         """End everything; the pool is back to idle."""
@@ -450,10 +542,15 @@ class Model:
             self.cache.pages.free(running.own)
         for pin in self.pins:
             pin.release()
-        self.running, self.pins = [], []
+        for promise, _ in self.promises:
+            promise.cancel()
+        self.running, self.pins, self.promises = [], [], []
         self.compare()
         assert self.cache.num_available == self.cache.pages.num_pages
         self.cache.flush()
         self.compare()
         assert self.cache.pages.num_free == self.cache.pages.num_pages
         assert not self.cache.tree.roots
+        assert self.cache.tier is None or len(self.cache.tier.free_slots()) == (
+            self.cache.tier.num_slots
+        )
