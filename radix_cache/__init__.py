@@ -57,11 +57,14 @@ A tier keeps evicted pages in a second place, from where they come back.
 (0, 1)
 >>> small.evict(1), stored  # copy page 1 to slot 0 now
 (1, [([1], [0])])
->>> match = small.match(prompt)
->>> promise = small.promise(match)
->>> match.num_tokens, promise.slots  # copy slot 0 to a page of your own, then:
+>>> lease = small.match_and_lease(prompt)
+>>> promise = lease.promise(prompt)
+>>> lease.num_tokens, promise.slots
 (4, (0,))
+>>> own = small.allocate(1)  # copy slot 0 to page 1, then:
 >>> promise.fulfil()
+>>> lease.publish(prompt[:8], [0, *own]).page_ids
+(0, 1)
 """
 
 from palmette.radix_cache import invariants

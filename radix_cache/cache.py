@@ -41,7 +41,7 @@ class RadixCache:
     uses. At most `max_pinned_pages` are pinned at a time: half of the pool by default, so that
     pins never stop the rest. The last `num_remembered` evicted pages are remembered for `explain`,
     at about 200 bytes each. With a `tier`, whole pages that are evicted go there and can come back
-    (see `promise`). Not for several threads at a time.
+    (see `Lease.promise`). Not for several threads at a time.
     """
 
     def __init__(
@@ -296,25 +296,24 @@ class RadixCache:
         """How many whole pages of the key, behind those of the match, could come back from the
         tier. Asking counts as no use of them. Raises StaleMatch as `lease` does.
         """
-        return len(self._names_in_tier(match))
-
-    def promise(self, match: Match) -> Promise:
-        """The slots of those pages, which keep their contents until the promise is settled.
-
-        Whoever copies them into pages of its own may publish these as if it had computed them.
-        What the match's tail holds is in the first of them as well.
-        """
-        if self.tier is None:
-            return Promise(None, (), ())
-        return self.tier.promise(self._names_in_tier(match))
-
-    def _names_in_tier(self, match: Match) -> list[Name]:
-        if self.tier is None:
-            return []
+        if self.tier is None or not self.tier.num_pages:
+            return 0
         found = self._current(match)
-        return self._tier_names(self.tier, found.key, len(match.page_ids), self._name(match, found))
+        name = self._name(match, found)
+        return len(self._tier_names(self.tier, found.key, len(match.page_ids), name))
 
-    def _tier_names(self, tier: Tier, key: list[int], num_pages: int, name: Name) -> list[Name]:
+    def promise(self, lease: Lease, token_ids: Sequence[int]) -> Promise:
+        """See `Lease.promise`."""
+        node = lease.node("promise")
+        num_held = lease.num_pages
+        if len(token_ids) < num_held * self.page_size:
+            raise ValueError(f"{len(token_ids)} tokens given, the lease holds {num_held} pages")
+        if self.tier is None or not self.tier.num_pages:
+            return Promise(None, (), ())
+        names = self._tier_names(self.tier, token_ids, num_held, node.chain_end())
+        return self.tier.promise(names)
+
+    def _tier_names(self, tier: Tier, key: Sequence[int], num_pages: int, name: Name) -> list[Name]:
         """Of the whole pages of `key` that the tier has behind `num_pages` pages named `name`."""
         size = self.page_size
         names: list[Name] = []
@@ -669,7 +668,7 @@ def _node_at(node: Node | None, place: int) -> Node:
     return node
 
 
-def _page_name(before: Name, page: list[int]) -> Name | None:
+def _page_name(before: Name, page: Sequence[int]) -> Name | None:
     """As `page_name`; None for tokens that no page can hold."""
     try:
         return page_name(before, page)

@@ -12,6 +12,7 @@ from palmette.radix_cache.node import Namespace, Node
 
 if TYPE_CHECKING:
     from palmette.radix_cache.cache import RadixCache
+    from palmette.radix_cache.tiers import Promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,15 @@ class Lease:
         same prompt. O(tokens behind the pages held).
         """
         return self._cache.advance(self, token_ids)
+
+    def promise(self, token_ids: Sequence[int]) -> Promise:
+        """The tier's slots for the pages of `token_ids` behind the whole pages held, as far as it
+        has them; they keep their contents until the promise is settled.
+
+        Whoever copies them into pages of its own may publish these as if it had computed them.
+        The tokens of a tail held are in the first of them as well. O(pages promised).
+        """
+        return self._cache.promise(self, token_ids)
 
     def copy(self) -> Lease:
         """Another lease on the same pages and tail, as a fork needs. O(1) but for the page list."""

@@ -387,7 +387,8 @@ class Model:
         match = self.cache.match(self.random_key(), self.random.choice(self.namespaces))
         expected = self.expected_promise(match)
         assert self.cache.num_tier_pages(match) == len(expected)
-        promise = self.cache.promise(match)
+        with self.cache.lease(match) as lease:
+            promise = lease.promise(match.found.key)
         assert [self.stored[slot] for slot in promise.slots] == expected
         self.promises.append((promise, expected))
 
@@ -397,7 +398,7 @@ class Model:
         match = self.cache.match(key, self.random.choice(self.namespaces))
         lease = self.cache.lease(match)
         lease.drop_tail()
-        promise = self.cache.promise(match)
+        promise = lease.promise(key)
         contents = [self.stored[slot] for slot in promise.slots]
         self.promises.append((promise, contents))
         own = self.allocate(promise.num_pages)

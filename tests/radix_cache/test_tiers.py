@@ -14,6 +14,7 @@ from palmette.radix_cache import (
     InvariantViolation,
     LeaseReleased,
     Namespace,
+    Promise,
     RadixCache,
     Reason,
     StaleMatch,
@@ -39,6 +40,11 @@ def make(num_pages: int = 8, num_slots: int = 8) -> tuple[RadixCache, Tier, Stor
     return RadixCache(num_pages, page_size=4, tier=tier), tier, store
 
 
+def promise_of(cache: RadixCache, token_ids: list[int]) -> Promise:
+    with cache.match_and_lease(token_ids) as lease:
+        return lease.promise(token_ids)
+
+
 def num_in_tier(cache: RadixCache, token_ids: list[int], namespace: Namespace | None = None) -> int:
     return cache.num_tier_pages(cache.match(token_ids, namespace or Namespace()))
 
@@ -51,7 +57,7 @@ def test_evicted_pages_go_to_the_tier_and_can_come_back() -> None:
     assert sorted(page_ids) == sorted(published.page_ids[2:])
     match = cache.match(tokens(1, 16))
     assert (match.num_tokens, cache.num_tier_pages(match)) == (8, 2)
-    promise = cache.promise(match)
+    promise = promise_of(cache, tokens(1, 16))
     assert dict(zip(slots, page_ids, strict=True))[promise.slots[0]] == published.page_ids[2]
     assert dict(zip(slots, page_ids, strict=True))[promise.slots[1]] == published.page_ids[3]
     promise.fulfil()
@@ -121,7 +127,7 @@ def test_a_slot_that_is_promised_is_not_used_for_others() -> None:
     cache, tier, store = make(num_slots=2)
     insert(cache, tokens(1, 8))
     cache.evict(8)
-    promise = cache.promise(cache.match(tokens(1, 8)))
+    promise = promise_of(cache, tokens(1, 8))
     insert(cache, tokens(50, 61))
     cache.evict(8)
     assert len(store.calls) == 1
@@ -140,7 +146,7 @@ def test_a_page_promised_twice_is_kept_until_both_are_settled() -> None:
     cache, _, _ = make(num_slots=1)
     insert(cache, tokens(1, 4))
     cache.evict(8)
-    first, second = (cache.promise(cache.match(tokens(1, 4))) for _ in range(2))
+    first, second = (promise_of(cache, tokens(1, 4)) for _ in range(2))
     first.fulfil()
     insert(cache, tokens(5, 8))
     cache.evict(8)
@@ -158,7 +164,7 @@ def test_a_promise_counts_as_a_use() -> None:
         insert(cache, [first] * 4)
         cache.evict(8)
     assert num_in_tier(cache, [10] * 4) == 1  # asking does not
-    cache.promise(cache.match([10] * 4)).fulfil()
+    promise_of(cache, [10] * 4).fulfil()
     insert(cache, [30] * 4)
     cache.evict(8)
     assert [num_in_tier(cache, [first] * 4) for first in (10, 20, 30)] == [1, 0, 1]
@@ -190,7 +196,7 @@ def test_a_promised_slot_outlives_a_flush_but_is_found_no_more() -> None:
     cache, tier, store = make(num_slots=1)
     insert(cache, tokens(1, 4))
     cache.evict(8)
-    promise = cache.promise(cache.match(tokens(1, 4)))
+    promise = promise_of(cache, tokens(1, 4))
     cache.flush()
     assert num_in_tier(cache, tokens(1, 4)) == 0
     insert(cache, tokens(1, 4))
@@ -229,18 +235,27 @@ def test_without_a_tier_nothing_is_promised(cache: RadixCache) -> None:
     cache.evict(8)
     match = cache.match(tokens(1, 8))
     assert cache.num_tier_pages(match) == 0
-    promise = cache.promise(match)
+    promise = promise_of(cache, tokens(1, 8))
     assert promise.slots == ()
     promise.fulfil()
 
 
-def test_a_stale_match_promises_nothing() -> None:
+def test_a_stale_match_tells_nothing_of_the_tier() -> None:
     cache, _, _ = make()
-    insert(cache, tokens(1, 8))
-    match = cache.match(tokens(1, 8))
+    insert(cache, tokens(1, 12))
+    match = cache.match(tokens(1, 12))
     cache.evict(1)
     with pytest.raises(StaleMatch):
-        cache.promise(match)
+        cache.num_tier_pages(match)
+
+
+def test_a_released_lease_or_too_few_tokens_promise_nothing(cache: RadixCache) -> None:
+    lease = run(cache, tokens(1, 8))
+    with pytest.raises(ValueError, match="7 tokens given, the lease holds 2 pages"):
+        lease.promise(tokens(1, 7))
+    lease.release()
+    with pytest.raises(LeaseReleased):
+        lease.promise(tokens(1, 8))
 
 
 def test_a_store_that_fails_costs_pages_and_nothing_else(
