@@ -8,14 +8,16 @@ Everything that both sides see is guarded by the run's lock.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from palmette.lang.outlook import Ahead
 from palmette.lang.signals import Signal
 from palmette.lang.transcript import Transcript
 from palmette.lang.variables import Failure, Slot
-from palmette.protocol import Usage
+from palmette.protocol import Outlook, Usage
 
 if TYPE_CHECKING:
     from palmette.lang.operations import Operation, Span
@@ -49,7 +51,13 @@ class Branch:
         self.text_changed = Signal(run.lock)  # a chunk of text arrived
         self.num_submitted = 0
         self.num_done = 0
-        self._queue: deque[Operation] = deque()
+        self.submitted = Ahead()  # by all operations so far
+        self._ahead = Ahead()  # by those in the queue
+        # The program appends no more, as far as one can tell: it has joined the branch, or ended.
+        self._is_closed = False
+        self._is_over = False
+        self._live_children: weakref.WeakSet[Branch] = weakref.WeakSet()  # not over
+        self._queue: deque[tuple[Operation, Ahead]] = deque()
         self._current: Operation | None = None
         # A branch that is not born waits for its parent's coroutine to hand it its transcript.
         self._is_born = is_born
@@ -63,7 +71,9 @@ class Branch:
         with self.run.lock:
             self.run.check_open()
             self.slots.update(slots)
-            self._queue.extend(operations)
+            if operations:
+                self._come_back()
+            self._enqueue(operations)
             self.num_submitted += len(operations)
             starts = bool(operations) and not self._is_driven
             if starts:
@@ -86,9 +96,31 @@ class Branch:
                 child.slots = dict(self.slots)
                 child.inherited = dict(self.slots)
                 child.role = self.role
+                self._live_children.add(child)
                 self.run.branch_started(child)
                 made.append(child)
         return made
+
+    def outlook(self, num_prompt_tokens: int) -> tuple[Outlook, bool]:
+        """For a request of this branch: what the run knows of its future, and whether the branch
+        may ask again. On the loop.
+        """
+        with self.run.lock:
+            forecast = self.run.forecast
+            forecast.note_encoded(num_prompt_tokens, self.transcript.num_chars)
+            is_last = self._is_closed and not self._ahead.num_asks and not self._live_children
+            return forecast.ask(), not is_last
+
+    def close(self) -> list[tuple[int, ...]]:
+        """The program appends no more to it, as far as one can tell; the paths of branches that are
+        over by this. Lock held.
+        """
+        self._is_closed = True
+        return self._over()
+
+    def live_children(self) -> list[Branch]:
+        """Branches forked from it that may still do something. Lock held."""
+        return list(self._live_children)
 
     def has_done(self, count: int) -> bool:
         """Whether the first `count` operations are over, one way or the other. Lock held."""
@@ -139,9 +171,9 @@ class Branch:
                 self.failure = failure
                 self.run.branch_failed(failure)
             dropped = [self._current] if self._current is not None else []
-            dropped += self._queue
+            while self._queue:
+                dropped.append(self._dequeue())
             self._current = None
-            self._queue.clear()
             for operation in dropped:
                 operation.fail(self.failure)
                 orphans += operation.orphans()
@@ -150,6 +182,8 @@ class Branch:
             self.changed.notify()
             self.text_changed.notify()
             self.run.branch_ended(self)
+            ended = self._over()
+        self.run.tell(ended)
         for orphan in orphans:
             orphan.fail(failure)
 
@@ -164,10 +198,12 @@ class Branch:
                 if not self._queue:
                     self._is_driven = False
                     self.run.branch_ended(self)
-                    return
-                if self.failure is not None:
+                    ended = self._over()
                     break
-                operation = self._current = self._queue.popleft()
+                if self.failure is not None:
+                    ended = []
+                    break
+                operation = self._current = self._dequeue()
             try:
                 await operation.run(self)
             except Exception as error:
@@ -178,7 +214,58 @@ class Branch:
                 self.num_done += 1
                 self.changed.notify()
                 self.text_changed.notify()  # readers of text wait for the end of it, too
-        self.fail(self.failure)
+        if self.failure is not None:
+            self.fail(self.failure)
+        else:
+            self.run.tell(ended)
+
+    def _enqueue(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            ahead = operation.ahead()
+            self._queue.append((operation, ahead))
+            self.submitted.add(ahead)
+            self._ahead.add(ahead)
+            self.run.forecast.ahead.add(ahead)
+            if self.parent is not None:
+                self.run.forecast.in_branches.add(ahead)
+
+    def _dequeue(self) -> Operation:
+        operation, ahead = self._queue.popleft()
+        self._ahead.subtract(ahead)
+        self.run.forecast.ahead.subtract(ahead)
+        return operation
+
+    def _over(self) -> list[tuple[int, ...]]:
+        """The paths of this branch and of those it came from, as far as nothing more will come of
+        them. The root is over when the run is. Lock held.
+        """
+        paths = []
+        branch: Branch | None = self
+        while branch is not None and branch.parent is not None and branch._can_end():
+            branch._is_over = True
+            branch.run.forecast.in_branches.subtract(branch.submitted)
+            branch.parent._live_children.discard(branch)
+            paths.append(branch.path)
+            branch = branch.parent
+        return paths
+
+    def _come_back(self) -> None:
+        """It was joined, and is appended to all the same."""
+        branch = self
+        while branch._is_over and branch.parent is not None:
+            branch._is_over = False
+            branch.parent._live_children.add(branch)
+            branch.run.forecast.in_branches.add(branch.submitted)
+            branch = branch.parent
+
+    def _can_end(self) -> bool:
+        return (
+            (self._is_closed or self.failure is not None)
+            and not self._is_over
+            and not self._is_driven
+            and not self._queue
+            and not self._live_children
+        )
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.run.task_ended(task)

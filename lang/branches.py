@@ -65,6 +65,7 @@ class Branches(Sequence["State"]):
         the parent: constants as constants, what was generated with its ids.
         """
         self._check(mode)
+        self._parent.run.close(self._branches)
         for state in self._states:
             state._wait_ready("await branches.join_async()")
         self._bring_back(mode)
@@ -72,6 +73,7 @@ class Branches(Sequence["State"]):
     async def join_async(self, mode: str = "gather_variable") -> None:
         """As `join`, without blocking the event loop."""
         self._check(mode)
+        self._parent.run.close(self._branches)
         for state in self._states:
             await state.ready()
         self._bring_back(mode)

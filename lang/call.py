@@ -38,6 +38,7 @@ class Call:
                 result.close()
                 raise TypeError(f"{self._func!r} returned a coroutine: declare it with async def")
             run.return_value = result
+            run.close_all()
             run.wait_idle()
         except BaseException as error:
             run.cancel()
@@ -54,6 +55,7 @@ class Call:
         run = self._run
         try:
             run.return_value = await self._func(State(run.root), *self._args, **self._kwargs)
+            run.close_all()
             await run.wait_idle_async()
         except BaseException as error:
             run.cancel()

@@ -22,6 +22,7 @@ from palmette.lang.choices import (
     normalized_by_unconditional,
 )
 from palmette.lang.nodes import Select
+from palmette.lang.outlook import ROLE_CHARS, Ahead
 from palmette.lang.variables import Failure, Slot
 from palmette.protocol import (
     ChatTemplate,
@@ -58,6 +59,10 @@ class Operation:
         """Carry it out."""
         raise NotImplementedError
 
+    def ahead(self) -> Ahead:
+        """What it will add to the branch, as far as one can tell before."""
+        return Ahead()
+
     def fail(self, failure: Failure) -> None:
         """It will not be carried out, or not to its end. With the run's lock held."""
         if self.slot is not None and not self.slot.is_set:
@@ -75,6 +80,9 @@ class AppendText(Operation):
     text: str
     is_special: bool = False
 
+    def ahead(self) -> Ahead:
+        return Ahead(num_chars=len(self.text))
+
     async def run(self, branch: Branch) -> None:
         transcript = branch.transcript
         append = transcript.append_special if self.is_special else transcript.append
@@ -88,6 +96,9 @@ class BeginRole(Operation):
     role: str
     template: ChatTemplate
 
+    def ahead(self) -> Ahead:
+        return Ahead(num_chars=ROLE_CHARS)
+
     async def run(self, branch: Branch) -> None:
         branch.add_text(branch.transcript.begin_role(self.template, self.role))
 
@@ -97,6 +108,9 @@ class EndRole(Operation):
     """Close the open message."""
 
     template: ChatTemplate
+
+    def ahead(self) -> Ahead:
+        return Ahead(num_chars=ROLE_CHARS)
 
     async def run(self, branch: Branch) -> None:
         branch.add_text(branch.transcript.end_role(self.template))
@@ -137,6 +151,9 @@ class Fork(Operation):
 
     children: list[Branch]
 
+    def ahead(self) -> Ahead:
+        return Ahead(num_asks=1)  # the children will ask, from here on
+
     async def run(self, branch: Branch) -> None:
         for child in self.children:
             child.be_born(branch.transcript)
@@ -151,6 +168,12 @@ class AppendBranches(Operation):
 
     branches: Sequence[Branch]
 
+    def ahead(self) -> Ahead:
+        added = Ahead()
+        for other in self.branches:
+            added.add(other.submitted)
+        return Ahead(num_chars=added.num_chars, num_generated=added.num_generated)
+
     async def run(self, branch: Branch) -> None:
         for other in self.branches:
             branch.add_text(branch.transcript.take_over(other.transcript))
@@ -163,15 +186,20 @@ class Generate(Operation):
     sampling: SamplingParams
     constraint: Constraint | None
 
+    def ahead(self) -> Ahead:
+        return Ahead(num_generated=self.sampling.max_tokens, num_asks=1)
+
     async def run(self, branch: Branch) -> None:
+        prompt_ids = await _off_loop(branch.transcript.num_pending_chars, branch.transcript.commit)
+        outlook, goes_on = branch.outlook(len(prompt_ids))
         request = Request(
             request_id=branch.run.next_request_id(branch),
-            token_ids=await _off_loop(
-                branch.transcript.num_pending_chars, branch.transcript.commit
-            ),
+            token_ids=prompt_ids,
             sampling=self.sampling,
             constraint=self.constraint,
             path=branch.path,
+            outlook=outlook,
+            goes_on=goes_on,
         )
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
@@ -209,6 +237,10 @@ class Choose(Operation):
     select: Select
     seed: int | None
 
+    def ahead(self) -> Ahead:
+        options = self.select.choices
+        return Ahead(num_chars=max(map(len, options)), num_asks=int(len(options) > 1))
+
     async def run(self, branch: Branch) -> None:
         options = self.select.choices
         transcript = branch.transcript
@@ -224,7 +256,16 @@ class Choose(Operation):
             transcript.pending,
             options,
         )
-        result = await self._score(branch, encoded.prompt_ids, encoded.continuations)
+        outlook, goes_on = branch.outlook(len(encoded.prompt_ids))
+        request = ScoreRequest(
+            request_id=branch.run.next_request_id(branch),
+            token_ids=encoded.prompt_ids,
+            continuations=encoded.continuations,
+            path=branch.path,
+            outlook=outlook,
+            goes_on=goes_on,
+        )
+        result = await self._score(branch, request)
         usage = result.usage
         totals = log_likelihoods(encoded.continuations, result.logprobs)
         probabilities = normalize(totals)
@@ -273,23 +314,19 @@ class Choose(Operation):
                 rest.setdefault(ids[0], []).append(ids[1:])
         known: dict[tuple[int, ...], tuple[float, ...]] = {}
         for first, tails in rest.items():
-            result = await self._score(branch, (*prefix_ids, first), tuple(dict.fromkeys(tails)))
-            for tail, values in zip(dict.fromkeys(tails), result.logprobs, strict=True):
+            distinct = tuple(dict.fromkeys(tails))
+            request = ScoreRequest(
+                request_id=branch.run.next_request_id(branch),
+                token_ids=(*prefix_ids, first),
+                continuations=distinct,
+            )
+            result = await self._score(branch, request)
+            for tail, values in zip(distinct, result.logprobs, strict=True):
                 ids = (first, *tail)
                 known[ids] = (0.0, *values)
         return [known.get(ids, (0.0,)) for ids in continuations]
 
-    async def _score(
-        self,
-        branch: Branch,
-        prompt_ids: tuple[int, ...],
-        continuations: tuple[tuple[int, ...], ...],
-    ) -> ScoreResult:
-        request = ScoreRequest(
-            request_id=branch.run.next_request_id(branch),
-            token_ids=prompt_ids,
-            continuations=continuations,
-        )
+    async def _score(self, branch: Branch, request: ScoreRequest) -> ScoreResult:
         result = await branch.run.backend.score(request)
         branch.add_usage(result.usage)
         return result

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from palmette.errors import PalmetteError, ProgramError, RequestAborted
 from palmette.lang.branch import Branch
 from palmette.lang.executor import LoopThread
+from palmette.lang.outlook import Forecast
 from palmette.lang.signals import Signal
 from palmette.lang.variables import Failure
-from palmette.protocol import TokenBackend
+from palmette.protocol import ProgramListener, TokenBackend
 
 _WORK = LoopThread("palmette-lang")
 
@@ -28,6 +29,8 @@ class Run:
         self, backend: TokenBackend, defaults: Mapping[str, Any], *, is_async: bool = False
     ) -> None:
         self.run_id = uuid.uuid4().hex
+        self.forecast = Forecast(self.run_id)
+        self._listener = backend if isinstance(backend, ProgramListener) else None
         self.backend = backend
         self.defaults = defaults
         self.is_async = is_async
@@ -64,6 +67,33 @@ class Run:
         if self.is_finished:
             raise ProgramError("the program has ended; its state can only be read")
 
+    def tell(self, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        """Let the backend know what is ahead, if that has changed, and which branches are over."""
+        if self._listener is None:
+            return
+        with self.lock:
+            outlook = self.forecast.latest() if ended else self.forecast.news()
+        if outlook is not None:
+            self._listener.announce(outlook, ended)
+
+    def close(self, branches: Iterable[Branch]) -> None:
+        """The program appends no more to these, as far as one can tell."""
+        with self.lock:
+            ended = [path for branch in branches for path in branch.close()]
+        self.tell(ended)
+
+    def close_all(self) -> None:
+        """The program has returned: it appends no more to any branch."""
+        with self.lock:
+            self.forecast.is_open = False
+            ended = []
+            stack = [self.root]
+            while stack:
+                branch = stack.pop()
+                stack += branch.live_children()
+                ended += branch.close()
+        self.tell(ended)
+
     def cancel(self, why: str = "the run was cancelled") -> None:
         """Abort what runs and drop what is queued; does nothing on a run that has ended."""
         with self.lock:
@@ -90,6 +120,8 @@ class Run:
             self.changed.notify()
             self.root.changed.notify()
             self.root.text_changed.notify()
+        if self._listener is not None and self.forecast.has_asked:
+            self._listener.end_program(self.run_id)
 
     def branch_started(self, branch: Branch) -> None:
         """A branch has something to do. With the lock held."""

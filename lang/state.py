@@ -159,6 +159,7 @@ class State:
     async def value(self, name: str) -> Any:
         """The value of a variable, waited for without blocking the event loop."""
         slot = await self._find_async(name)
+        self._branch.run.tell()
         for leaf in slot.leaves():
             await leaf.branch.changed.wait_async(leaf.settled)
         return slot.value()
@@ -193,6 +194,7 @@ class State:
 
     async def ready(self) -> State:
         """As `sync`, without blocking the event loop; afterwards reading does not wait."""
+        self._branch.run.tell()
         await self._branch.changed.wait_async(self._when_ready())
         self._raise_failure()
         return self
@@ -345,6 +347,8 @@ class State:
                     f"an async program must not block its event loop: use `{instead}` first"
                 )
             return found
+        if not self._is_outside:
+            self._branch.run.tell()  # the program stops here: all it knows is in the queues
         return signal.wait(check)
 
     def _chunks(
