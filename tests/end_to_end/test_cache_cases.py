@@ -110,8 +110,9 @@ def test_a_repeated_prompt_computes_its_last_token_and_gives_the_same_logprobs(
 # -- Cancel and retry ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("num_rounds", [4, pytest.param(15, marks=pytest.mark.slow)])
 def test_cancel_and_retry_behind_a_shared_prefix_changes_nobodys_text(
-    loaded: LoadedModel, tokenizer: LoadedTokenizer
+    loaded: LoadedModel, tokenizer: LoadedTokenizer, num_rounds: int
 ) -> None:
     rng = random.Random(3)
     text = "The town of Linsel lies where two rivers meet, and people light lanterns there. " * 8
@@ -133,7 +134,7 @@ def test_cancel_and_retry_behind_a_shared_prefix_changes_nobodys_text(
         (alone[name],) = serve(engine, request(name))
         engine.flush_cache()
 
-    for round_ in range(15):
+    for round_ in range(num_rounds):
         served: dict[str, Served] = {}
         shared = [name for name in prompts if name.startswith("shared")]
         for name in shared:
@@ -161,8 +162,9 @@ def test_cancel_and_retry_behind_a_shared_prefix_changes_nobodys_text(
                 name += " again"
             assert served[name].token_ids == alone[name.removesuffix(" again")].token_ids
             assert served[name].finish_reason is FinishReason.LENGTH
-        if round_ % 5 == 4:
+        if round_ % 3 == 2:
             check_idle(engine)  # which empties the cache
+    check_idle(engine)
 
 
 def test_those_that_wait_for_a_prompt_that_is_aborted_go_on_from_what_it_computed() -> None:
