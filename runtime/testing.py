@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from typing_extensions import Unpack
 
+from palmette.errors import EngineError
 from palmette.runtime.config import EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine, EngineTokenizer
 from palmette.runtime.forward_batch import ForwardBatch
@@ -22,6 +23,7 @@ from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.loading import LoadedModel
 from palmette.runtime.models.config import ModelConfig, RopeConfig
 from palmette.runtime.models.llama import LlamaModel, tensor_shapes
+from palmette.runtime.sampling import SampledToken, Sampler, SamplingRow
 from palmette.runtime.tokenization.byte import ByteTokenizer
 
 Logits = Callable[[tuple[int, ...]], Mapping[int, float]]
@@ -160,6 +162,31 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
 def tiny_engine(*, seed: int = 0, **options: Unpack[EngineOptions]) -> Engine:
     """An engine over `tiny_model(seed=seed)`."""
     return Engine.assemble("tiny", tiny_model(seed=seed), ByteTokenizer(), _config(options))
+
+
+Listener = Callable[
+    [torch.Tensor, Sequence[SamplingRow], Sequence[SampledToken | EngineError]], None
+]
+"""Is told the logits [R, vocab_rows] of a draw, their rows, and what was answered for each."""
+
+
+def on_draws(engine: Engine, listener: Listener) -> None:
+    """Have `listener` told of every draw of the engine from now on."""
+    worker = engine._worker
+    worker.sampler = _OverheardSampler(worker.sampler, listener)
+
+
+class _OverheardSampler(Sampler):
+    def __init__(self, sampler: Sampler, listener: Listener) -> None:
+        super().__init__(vocab_size=sampler.vocab_size, vocab_rows=sampler.vocab_rows)
+        self._listener = listener
+
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
+    ) -> list[SampledToken | EngineError]:
+        answers = super().sample(logits, rows)
+        self._listener(logits, rows, answers)
+        return answers
 
 
 def transformers_twin(path: Path, dtype: torch.dtype = torch.float32) -> Any:

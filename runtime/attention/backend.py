@@ -26,6 +26,15 @@ class AttentionPlan(Protocol):
 class AttentionBackend(Protocol):
     """A way to compute attention."""
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """A promise: a row's output has the same bits whatever stands beside it in the batch and
+        however the tokens before it were divided among batches, on any number of threads.
+
+        Only a fixed order of reduction can promise that; that it was so in all runs is no promise.
+        """
+        ...
+
     def plan(self, batch: ForwardBatch, kv: KVPool, num_heads: int) -> AttentionPlan:
         """A plan for one forward pass of `batch` over `kv`; valid for that pass only."""
         ...

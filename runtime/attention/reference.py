@@ -14,6 +14,9 @@ from palmette.runtime.kv.pool import KVPool
 class ReferenceAttention:
     """Softmax of the scores times values, in float32, with nothing shared between sequences."""
 
+    # The order in which its products sum is torch's choice, and depends on their shapes.
+    is_batch_invariant = False
+
     def plan(self, batch: ForwardBatch, kv: KVPool, num_heads: int) -> _ReferencePlan:
         return _ReferencePlan(batch, kv)
 

@@ -41,6 +41,9 @@ class TorchAttention:
     is as fast as torch's fused kernel in float32 and 3 times as fast in bfloat16.
     """
 
+    # The measures taken here hold for the BLAS that they were measured with; see `_combine`.
+    is_batch_invariant = False
+
     def __init__(self, *, share_prefixes: bool = True) -> None:
         self._share_prefixes = share_prefixes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,6 +11,47 @@ import torch.nn.functional as F  # noqa: N812
 # The row count for which oneDNN chooses the layout. Measured on a Zen 5 core pair: hints of 16,
 # 64 and 512 give the same speed at every row count from 1 to 700; a hint of 1 costs up to 1.4x.
 _LAYOUT_ROWS = 64
+
+
+class LinearMap(Protocol):
+    """What a model asks of a linear map: `x @ weight.T + bias`, for x of shape [rows, in_features].
+
+    `Linear` is the one there is; `LlamaModel(linear=...)` takes another maker.
+    """
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """A promise: a row's result has the same bits whatever rows stand beside it, and however
+        many, on any number of threads.
+        """
+        ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def shares_memory_with(self, weight: torch.Tensor) -> bool:
+        """Whether this map multiplies with `weight` itself, not with a copy in another layout."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, out_features]"""
+        ...
+
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The products as float32, not rounded to a narrower type on the way."""
+        ...
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """`self(x) + residual`. [rows, out_features]"""
+        ...
+
+
+class MakeLinear(Protocol):
+    """A way to compute linear maps."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearMap:
+        """The map of `weight` [out_features, in_features]."""
+        ...
 
 
 class Linear:
@@ -20,6 +62,8 @@ class Linear:
     many rows stand beside it: to the bit, on the processors it was tried on. Where torch lacks
     those operators, it is `F.linear`, which promises neither.
     """
+
+    is_batch_invariant = False  # found on some processors, promised for none
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape

@@ -11,7 +11,7 @@ import torch
 
 from palmette.errors import InvalidRequest, ModelFileError
 from palmette.runtime.attention import AttentionBackend
-from palmette.runtime.layers.linear import Linear
+from palmette.runtime.layers.linear import Linear, MakeLinear
 from palmette.runtime.loading.gguf_model import GGUFModel
 from palmette.runtime.loading.hf_folder import HFFolder
 from palmette.runtime.loading.source import WeightSource, check_tensors
@@ -47,6 +47,7 @@ def load_model(
     device: torch.device | str = "cpu",
     *,
     attention: AttentionBackend | None = None,
+    linear: MakeLinear = Linear,
 ) -> LoadedModel:
     """The model of a .gguf file or of a Hugging Face folder.
 
@@ -56,7 +57,7 @@ def load_model(
     InvalidRequest for an unknown `dtype` or a `device` that is not here. `attention` replaces the
     default backend: `TorchAttention(share_prefixes=False)` makes bfloat16 results independent of
     which sequences share a batch, as float32 results are anyway, for slower batches with a long
-    common prefix.
+    common prefix. `linear` replaces the maker of linear maps.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidRequest(
@@ -71,7 +72,9 @@ def load_model(
             chosen, reason = _fastest(config, device)
         else:
             chosen, reason = _DTYPES[dtype], "asked for"
-        model = LlamaModel(config, source.read, dtype=chosen, device=device, attention=attention)
+        model = LlamaModel(
+            config, source.read, dtype=chosen, device=device, attention=attention, linear=linear
+        )
     return LoadedModel(
         model=model,
         config=config,

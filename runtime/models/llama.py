@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from palmette.runtime.attention import AttentionBackend, AttentionPlan, TorchAttention
 from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kv.pool import KVPool
-from palmette.runtime.layers.linear import Linear
+from palmette.runtime.layers.linear import Linear, LinearMap, MakeLinear
 from palmette.runtime.layers.rotary import RotaryTable, rotate
 from palmette.runtime.models.config import ModelConfig
 
@@ -49,11 +49,11 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention_norm: torch.Tensor  # [hidden]
-    query_key_value: Linear
-    attention_output: Linear
+    query_key_value: LinearMap
+    attention_output: LinearMap
     mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearMap
+    down: LinearMap
 
     @property
     def num_bytes(self) -> int:
@@ -71,6 +71,9 @@ class LlamaModel:
     `read(name)` gives a tensor of `tensor_shapes(config)` in any float type; each is asked for
     once and in layer order, so that a loader need not hold them all. Weights are kept in `dtype`;
     norms, rotary embedding and softmax compute in float32.
+
+    `attention` and `linear` are how sums over many terms are computed. Everything else treats each
+    row, or each number, alone.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class LlamaModel:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         attention: AttentionBackend | None = None,
+        linear: MakeLinear = Linear,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -90,7 +94,7 @@ class LlamaModel:
         def tensor(name: str) -> torch.Tensor:
             return read(name).to(self.device, dtype)
 
-        def linear(*names: str, has_bias: bool, scales: tuple[float, ...] = ()) -> Linear:
+        def joined(*names: str, has_bias: bool, scales: tuple[float, ...] = ()) -> LinearMap:
             # Joining copies even a single tensor, so no weight stays a view of the file.
             def join(part: str) -> torch.Tensor:
                 parts = [read(f"{name}.{part}") for name in names]
@@ -98,7 +102,7 @@ class LlamaModel:
                     parts[k] = parts[k].float() * scale
                 return torch.cat([part.to(self.device, dtype) for part in parts])
 
-            return Linear(join("weight"), join("bias") if has_bias else None)
+            return linear(join("weight"), join("bias") if has_bias else None)
 
         with torch.inference_mode():
             self._embedding = torch.cat([tensor(EMBEDDING)])  # [vocab_rows, hidden]
@@ -109,7 +113,7 @@ class LlamaModel:
                 self._layers.append(
                     _Layer(
                         attention_norm=torch.cat([tensor(layer + "input_layernorm.weight")]),
-                        query_key_value=linear(
+                        query_key_value=joined(
                             attn + "q_proj",
                             attn + "k_proj",
                             attn + "v_proj",
@@ -117,20 +121,30 @@ class LlamaModel:
                             # Scaling the query weights saves scaling every query.
                             scales=(config.head_dim**-0.5,),
                         ),
-                        attention_output=linear(attn + "o_proj", has_bias=config.attention_bias),
+                        attention_output=joined(attn + "o_proj", has_bias=config.attention_bias),
                         mlp_norm=torch.cat([tensor(layer + "post_attention_layernorm.weight")]),
-                        gate_up=linear(
+                        gate_up=joined(
                             mlp + "gate_proj", mlp + "up_proj", has_bias=config.mlp_bias
                         ),
-                        down=linear(mlp + "down_proj", has_bias=config.mlp_bias),
+                        down=joined(mlp + "down_proj", has_bias=config.mlp_bias),
                     )
                 )
             self._final_norm = torch.cat([tensor(FINAL_NORM)])  # [hidden]
             head = self._embedding if config.tie_word_embeddings else torch.cat([tensor(HEAD)])
-            self._head = Linear(head)
+            self._head = linear(head)
             self._rotary = RotaryTable(
                 config.rope, config.head_dim, config.max_context, self.device
             )
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """A promise: the logits of a token have the same bits whatever the rest of the batch, the
+        chunks in which what is before it was computed, and the number of threads.
+        """
+        maps = [self._head]
+        for layer in self._layers:
+            maps += [layer.query_key_value, layer.attention_output, layer.gate_up, layer.down]
+        return self._attention.is_batch_invariant and all(m.is_batch_invariant for m in maps)
 
     @property
     def num_weight_bytes(self) -> int:

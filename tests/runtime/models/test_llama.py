@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palmette.runtime.attention import ReferenceAttention
+from palmette.runtime.layers.linear import Linear
 from palmette.runtime.models.llama import LlamaModel, tensor_shapes
 from tests.runtime.models.tiny import (
     PAGE_SIZE,
@@ -160,6 +161,33 @@ def test_any_attention_backend_can_be_put_in() -> None:
         atol=1e-5,
         rtol=0,
     )
+
+
+class FixedOrderAttention(ReferenceAttention):
+    is_batch_invariant = True
+
+
+class FixedOrderLinear(Linear):
+    is_batch_invariant = True
+
+
+def test_a_model_promises_the_same_bits_only_if_all_its_products_do() -> None:
+    reference = oracle()
+    fixed: list[FixedOrderLinear] = []
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None = None) -> FixedOrderLinear:
+        fixed.append(FixedOrderLinear(weight, bias))
+        return fixed[-1]
+
+    attention = FixedOrderAttention()
+    assert not ours(reference).is_batch_invariant
+    assert not ours(reference, attention=attention).is_batch_invariant
+    assert not ours(reference, linear=make).is_batch_invariant
+    model = ours(reference, attention=attention, linear=make)
+    assert model.is_batch_invariant
+    assert len(fixed) == 2 * (4 * model.config.num_layers + 1)
+    fixed[-2].is_batch_invariant = False
+    assert not model.is_batch_invariant
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from palmette.runtime.attention import AttentionBackend
 from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.layers.linear import Linear, MakeLinear
 from palmette.runtime.models.config import ModelConfig, config_from_json
 from palmette.runtime.models.llama import LlamaModel
 
@@ -52,11 +53,16 @@ def config_of(model: Any) -> ModelConfig:
     return config_from_json(model.config.to_dict(), {}, path="config.json")
 
 
-def ours(model: Any, attention: AttentionBackend | None = None) -> LlamaModel:
+def ours(
+    model: Any, attention: AttentionBackend | None = None, linear: MakeLinear = Linear
+) -> LlamaModel:
     """Palmette's model of the same weights, in float32."""
-    weights = model.state_dict()
     return LlamaModel(
-        config_of(model), weights.__getitem__, dtype=torch.float32, attention=attention
+        config_of(model),
+        model.state_dict().__getitem__,
+        dtype=torch.float32,
+        attention=attention,
+        linear=linear,
     )
 
 
