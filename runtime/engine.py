@@ -39,7 +39,7 @@ from palmette.protocol import (
     TokenLogprob,
     Usage,
 )
-from palmette.radix_cache import Explanation, Namespace, RadixCache
+from palmette.radix_cache import Explanation, Namespace, RadixCache, Tier
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.kv.frozen import (
     FrozenPrefix,
@@ -48,6 +48,7 @@ from palmette.runtime.kv.frozen import (
     tokenizer_digest,
     write_frozen,
 )
+from palmette.runtime.kv.host import HostPool
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.kv.prefixes import PrefixStore
@@ -176,10 +177,15 @@ class Engine:
             device=config.model.device,
         )
         vocab_size = min(tokenizer.vocab_size, model_config.vocab_rows)
+        cache = config.cache
+        host = None
+        if cache.host_memory:
+            host = HostPool.of_size(pool, cache.host_memory, cache.host_directory)
+        self._tier = Tier(host.num_slots, host.store) if host is not None else None
         self._kv = KVManager(
-            RadixCache(num_pages=num_pages, page_size=page_size),
+            RadixCache(num_pages=num_pages, page_size=page_size, tier=self._tier),
             page_size,
-            prefix_cache=config.cache.prefix_cache,
+            prefix_cache=cache.prefix_cache,
         )
         self._kv_bytes = bytes_per_page * num_pages
         self._prefixes = PrefixStore(self._kv, pool)
@@ -192,6 +198,7 @@ class Engine:
             pool,
             Sampler(vocab_size=vocab_size, vocab_rows=model_config.vocab_rows),
             page_size,
+            host=host,
         )
         self._vocab_size = vocab_size
         self._constraints: ConstraintCompiler | None = None
@@ -228,6 +235,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and what is held now."""
+        tier = self._tier
+        if tier is not None:
+            self._counters.restored_pages = tier.stats.num_restored_pages
         return EngineStats(
             **asdict(self._counters),
             num_running=len(self._scheduler.running),
@@ -237,6 +247,8 @@ class Engine:
             num_available_pages=self._kv.num_available_pages,
             page_size=self._kv.page_size,
             kv_bytes=self._kv_bytes,
+            host_tier_size=tier.num_slots if tier is not None else 0,
+            host_tier_pages=tier.num_pages if tier is not None else 0,
         )
 
     def validate(self, request: Request | ScoreRequest) -> None:

@@ -12,7 +12,7 @@ class EngineCounters:
     `computed_tokens` is every token whose keys and values were computed: prompts, decoded and
     forced tokens, score paths, and `recomputed_tokens`, which preemption caused. `prompt_tokens`
     is counted when a request is admitted for the first time, together with the `cached_tokens`
-    among them.
+    among them. `restored_pages` were evicted and came back from the host tier.
     """
 
     steps: int = 0
@@ -22,6 +22,7 @@ class EngineCounters:
     cached_tokens: int = 0
     decoded_tokens: int = 0
     forced_tokens: int = 0
+    restored_pages: int = 0
     preemptions: int = 0
     requests_started: int = 0
     requests_finished: int = 0
@@ -40,6 +41,8 @@ class EngineStats(EngineCounters):
     num_available_pages: int = 0  # free, or holding cached tokens nobody uses now
     page_size: int = 0
     kv_bytes: int = 0
+    host_tier_size: int = 0  # pages of the host tier; 0: there is none
+    host_tier_pages: int = 0  # of these, the ones in use
 
     @property
     def hit_rate(self) -> float:

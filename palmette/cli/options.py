@@ -24,6 +24,9 @@ HELP = {
     "num_pages": "pages in the KV pool",
     "kv_memory": "memory for the KV pool, such as 512MiB; used if --num-pages is not given",
     "prefix_cache": "keep the keys and values of prefixes for later requests",
+    "host_memory": "memory for pages that are evicted from the KV pool, such as 2GiB, from where "
+    "they come back",
+    "host_directory": "keep those in a file in this directory instead, mapped into memory",
     "max_batch_tokens": "tokens computed in one step",
     "max_running": "sequences in one step",
     "jump_forward": "append tokens that a constraint forces without a step for each",
@@ -34,7 +37,7 @@ HELP = {
 }
 
 # Fields that are a number of bytes.
-_BYTES = frozenset({"kv_memory"})
+_BYTES = frozenset({"kv_memory", "host_memory"})
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 

@@ -8,27 +8,21 @@ from dataclasses import dataclass
 from palmette.radix_cache import (
     Lease,
     Match,
+    Promise,
     RadixCache,
     num_pages_freed_without,
     num_unheld_pages,
 )
+from palmette.runtime.kv.moves import Move, PageCopy, PageRestore
 from palmette.runtime.sequence import Handle, Sequence, shared_length
-
-
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """Before anything is written in a step, the whole of `source` is copied to `destination`."""
-
-    source: int
-    destination: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """The best beginning of a sequence that has keys and values already.
 
-    `num_tokens` tokens, of which whole pages come from the tree as they are; the rest, if any, is
-    the beginning of page `partial_page`, to be copied.
+    `num_tokens` tokens, of which whole pages come from the tree as they are, or are brought back
+    from the tier; the rest, if any, is the beginning of page `partial_page`, to be copied.
     """
 
     num_tokens: int
@@ -46,7 +40,8 @@ class KVManager:
         self.cache = cache
         self.page_size = page_size
         self.prefix_cache = prefix_cache
-        self._copies: list[PageCopy] = []
+        self._moves: list[Move] = []
+        self._promises: list[Promise] = []  # of the restores among the moves
 
     @property
     def num_pages(self) -> int:
@@ -61,8 +56,10 @@ class KVManager:
         return -(-num_tokens // self.page_size)
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """How many of its leading tokens the tree holds now. Asking counts as no use of them."""
-        return self._peek(sequence).num_tokens if self.prefix_cache else 0
+        """How many of its leading tokens the tree and the tier hold now. Asking counts as no use
+        of them.
+        """
+        return self._num_cached(self._peek(sequence)) if self.prefix_cache else 0
 
     def num_pages_taken(self, sequence: Sequence) -> int:
         """How many of the available pages it would take to compute all of `token_ids`.
@@ -103,11 +100,15 @@ class KVManager:
         cached = self.cached_tokens(sequence)
         best, best_tokens = None, cached
         for other in running:
-            shared = shared_length(sequence, other, limit, best_tokens)
-            if shared <= best_tokens:
+            # What comes back from the tier for another is in the tree a step later: whoever could
+            # have no more from the tier does better to share those pages than to copy them again.
+            comes_back = best_tokens > 0 and self._awaits_restore(other)
+            above = best_tokens - 1 if comes_back else best_tokens
+            shared = shared_length(sequence, other, limit, above)
+            if shared <= above:
                 continue
             # What it has computed, whole pages or not, can be had now (see `_partial_donor`).
-            if other.num_computed_tokens >= shared:
+            if other.num_computed_tokens >= shared and not comes_back:
                 best, best_tokens = None, shared
             else:
                 best, best_tokens = other, shared
@@ -135,17 +136,26 @@ class KVManager:
         lease = self._lease(sequence, limit)
         whole_pages = list(lease.page_ids)
         prefix = Prefix(lease.num_tokens, lease.tail.page_id if lease.tail else None)
-        prefix = self._partial_donor(sequence, prefix, len(whole_pages), running)
+        # Before anything is allocated: what is evicted for it may push others out of the tier.
+        promise = lease.promise(token_ids[:limit])
+        num_whole = len(whole_pages) + promise.num_pages
+        if promise.num_pages:
+            prefix = Prefix(num_whole * self.page_size, None)
+        prefix = self._partial_donor(sequence, prefix, num_whole, running)
         # The copy runs before anything else is written, so its source need not be held; were it
         # held, a pool with no page to spare could never admit.
         lease.drop_tail()
         planned = min(prefix.num_tokens + num_tokens, len(token_ids))
         pages = self._room(len(whole_pages), planned, len(token_ids))
         if pages is None:
+            promise.cancel()
             lease.release()
             return False
+        # The copy first: its source may have been evicted, and be one of the pages restored to.
         if prefix.partial_page is not None:
-            self._copies.append(PageCopy(prefix.partial_page, pages[0]))
+            self._moves.append(PageCopy(prefix.partial_page, pages[promise.num_pages]))
+        self._moves += map(PageRestore, promise.slots, pages)
+        self._promises.append(promise)
         sequence.lease = lease
         sequence.page_ids = whole_pages + pages
         sequence.note_admitted(prefix.num_tokens, now)
@@ -215,10 +225,27 @@ class KVManager:
         self.cache.pages.free(page_ids[max(used, held) :])
         return lease
 
-    def take_copies(self) -> list[PageCopy]:
-        """The copies to run before the step's first write."""
-        copies, self._copies = self._copies, []
-        return copies
+    def take_copies(self) -> list[Move]:
+        """What to carry out, in this order, before the step's first write and before anything else
+        is planned.
+        """
+        moves, self._moves = self._moves, []
+        promises, self._promises = self._promises, []
+        for promise in promises:
+            promise.fulfil()
+        return moves
+
+    def _num_cached(self, match: Match) -> int:
+        """Tokens of the match, or of its whole pages and what the tier has behind these."""
+        num_tier_pages = self.cache.num_tier_pages(match)
+        if not num_tier_pages:
+            return match.num_tokens
+        return (len(match.page_ids) + num_tier_pages) * self.page_size
+
+    def _awaits_restore(self, sequence: Sequence) -> bool:
+        """Whether it has whole pages that count as computed and are not in the tree yet."""
+        num_whole = sequence.num_computed_tokens // self.page_size
+        return sequence.lease is not None and num_whole > sequence.lease.num_pages
 
     def _peek(self, sequence: Sequence) -> Match:
         limit = sequence.max_cached_tokens

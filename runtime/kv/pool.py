@@ -120,24 +120,19 @@ class KVPool:
         within = torch.arange(self.page_size, device=self.device)
         return (pages[:, None] * self.page_size + within).flatten()[:num_tokens]
 
-    def copy_pages(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Page `destinations[i]` holds what `sources[i]` held before the call, in every layer.
+    def page(self, page_id: int) -> torch.Tensor:
+        """The page itself, not a copy. [num_layers, 2, num_kv_heads, page_size, head_dim]"""
+        if not 0 <= page_id < self.num_pages:
+            raise ValueError(f"page {page_id} is outside the pool of {self.num_pages} pages")
+        return self._pages[:, :, :, page_id]
 
-        All reads happen before all writes, so a page may be both a source and a destination.
+    def copy_page(self, source: int, destination: int) -> None:
+        """Page `destination` holds what `source` holds, in every layer.
+
+        One at a time: many pages would first have to be gathered, which takes thrice as long.
         """
-        if len(sources) != len(destinations):
-            raise ValueError(f"{len(sources)} source pages, {len(destinations)} destinations")
-        if len(set(destinations)) != len(destinations):
-            raise ValueError(f"a page is written twice: {list(destinations)}")
-        for page in (*sources, *destinations):
-            if not 0 <= page < self.num_pages:
-                raise ValueError(f"page {page} is outside the pool of {self.num_pages} pages")
-        if not sources:
-            return
-        read = torch.tensor(list(sources), device=self.device)
-        written = torch.tensor(list(destinations), device=self.device)
         with torch.inference_mode():
-            self._pages.index_copy_(3, written, self._pages.index_select(3, read))
+            self.page(destination).copy_(self.page(source))
 
 
 class PageReader:

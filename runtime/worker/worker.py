@@ -11,12 +11,13 @@ import torch
 
 from palmette.errors import PalmetteError
 from palmette.runtime.forward_batch import ForwardBatch
-from palmette.runtime.kv.manager import PageCopy
+from palmette.runtime.kv.moves import Move, PageCopy
 from palmette.runtime.sampling import SampledToken, Sampler, SamplingRow
 from palmette.runtime.scheduler import PlannedWork
 from palmette.runtime.sequence import GenerationSequence, ScoringSequence
 
 if TYPE_CHECKING:
+    from palmette.runtime.kv.host import HostPool
     from palmette.runtime.kv.pool import KVPool
     from palmette.runtime.models.llama import LlamaModel
 
@@ -31,19 +32,28 @@ class Outcome:
 
 
 class Worker:
-    """Owns the model and the page pool."""
+    """Owns the model, the page pool, and the host tier's contents if there is one."""
 
-    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, page_size: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        kv: KVPool,
+        sampler: Sampler,
+        page_size: int,
+        *,
+        host: HostPool | None = None,
+    ) -> None:
         self.model = model
         self.kv = kv
+        self.host = host
         self.sampler = sampler
         self._page_size = page_size
 
     @torch.inference_mode()
-    def run(self, work: SequenceOf[PlannedWork], copies: SequenceOf[PageCopy]) -> list[Outcome]:
+    def run(self, work: SequenceOf[PlannedWork], moves: SequenceOf[Move]) -> list[Outcome]:
         """One outcome for each of `work`, in its order. Constrained sequences have their masks."""
-        if copies:
-            self.kv.copy_pages([c.source for c in copies], [c.destination for c in copies])
+        for move in moves:
+            self._carry_out(move)
         if not work:
             return []
         outcomes = [Outcome() for _ in work]
@@ -63,6 +73,13 @@ class Worker:
         self._draw(work, drawing, logits, outcomes)
         self._score(work, scoring, logits, outcomes)
         return outcomes
+
+    def _carry_out(self, move: Move) -> None:
+        if isinstance(move, PageCopy):
+            self.kv.copy_page(move.source, move.destination)
+        else:
+            assert self.host is not None
+            self.host.restore(move.slot, move.page)
 
     def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
         token_ids: list[int] = []

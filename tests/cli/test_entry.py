@@ -112,7 +112,8 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
     given = [
         ["--dtype", "float32", "--device", "cpu", "--max-context", "99", "--num-threads", "1"],
         ["--chat-template", "{{ x }}", "--page-size", "8", "--num-pages", "7"],
-        ["--kv-memory", "1.5GiB", "--no-prefix-cache", "--max-batch-tokens", "33"],
+        ["--kv-memory", "1.5GiB", "--prefix-cache", "--max-batch-tokens", "33"],
+        ["--host-memory", "2GiB", "--host-directory", "/somewhere"],
         ["--max-running", "3", "--no-jump-forward", "--policy", "lpm", "--max-wait", "2.5"],
         ["--max-think", "0.5"],
     ]
@@ -126,7 +127,9 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         "page_size": 8,
         "num_pages": 7,
         "kv_memory": 3 << 29,
-        "prefix_cache": False,
+        "prefix_cache": True,
+        "host_memory": 2 << 30,
+        "host_directory": "/somewhere",
         "max_batch_tokens": 33,
         "max_running": 3,
         "jump_forward": False,
