@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence as SequenceOf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.radix_cache import Namespace, RadixCache
+from palmette.radix_cache import Namespace, RadixCache, Tier
 from palmette.radix_cache.invariants import check
 from palmette.runtime.config import PolicyName, SchedulerSection
 from palmette.runtime.kv.manager import KVManager
+from palmette.runtime.kv.moves import PageCopy
 from palmette.runtime.scheduler import Plan, Scheduler
 from palmette.runtime.sequence import Sequence, Status
 
@@ -30,9 +32,11 @@ class World:
         prefix_cache: bool = True,
         policy: PolicyName = "program",
         max_wait: float = 1000.0,
+        num_slots: int = 0,
     ) -> None:
         self.now = 0.0
-        self.cache = RadixCache(num_pages=num_pages, page_size=page_size)
+        tier = Tier(num_slots, self.store) if num_slots else None
+        self.cache = RadixCache(num_pages=num_pages, page_size=page_size, tier=tier)
         self.kv = KVManager(self.cache, page_size, prefix_cache=prefix_cache)
         config = SchedulerSection(
             max_batch_tokens=max_batch_tokens,
@@ -45,7 +49,12 @@ class World:
         self.computed = Counter[str]()
         # What each page holds by slot: (token, all tokens before it), to see wrong reuse.
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.stored: dict[int, list[tuple[int, ...]]] = {}  # the same, by slot of the tier
         self.page_size = page_size
+
+    def store(self, page_ids: SequenceOf[int], slots: SequenceOf[int]) -> None:
+        for page_id, slot in zip(page_ids, slots, strict=True):
+            self.stored[slot] = [self.content[page_id, at] for at in range(self.page_size)]
 
     def submit(self, name: str, token_ids: list[int], num_outputs: int = 1) -> Sequence:
         sequence = Sequence(
@@ -62,14 +71,14 @@ class World:
 
     def step(self) -> Plan:
         plan = self.scheduler.next_plan()
-        copies = self.kv.take_copies()
-        read = {
-            (copy.destination, offset): self.content[copy.source, offset]
-            for copy in copies
-            for offset in range(self.page_size)
-            if (copy.source, offset) in self.content
-        }
-        self.content.update(read)
+        for move in self.kv.take_copies():
+            if isinstance(move, PageCopy):
+                for at in range(self.page_size):
+                    if (move.source, at) in self.content:
+                        self.content[move.destination, at] = self.content[move.source, at]
+            else:
+                for at, held in enumerate(self.stored[move.slot]):
+                    self.content[move.page, at] = held
         for item in plan.work:
             sequence = item.sequence
             for position in range(item.start, item.end):
@@ -91,11 +100,14 @@ class World:
                     self.num_left[sequence.request_id] == 0
                     or len(sequence.token_ids) == sequence.max_length
                 ):
-                    self.scheduler.finish(sequence)
+                    self.finish(sequence)
                 else:
                     sequence.token_ids.append(1000 + len(sequence.token_ids))
         self.check()
         return plan
+
+    def finish(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
 
     def check(self) -> None:
         owned: list[int] = []
