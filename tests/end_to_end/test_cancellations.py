@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -49,6 +49,15 @@ from tests.runtime.server.harness import COMPLETIONS, events_of, live, wait_for
 # How many of the 10,000 cancellations each way of making them gets; the normal suite runs a few.
 ROUTES = {"engine": 4000, "clients": 3000, "programs": 1500, "server": 1500}
 NUM_QUICK = {"engine": 400, "clients": 200, "programs": 100, "server": 60}
+
+
+@pytest.fixture(autouse=True)
+def threads_take_turns_often() -> Iterator[None]:
+    """So that what can come between two lines of another thread does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 def numbers(route: str) -> pytest.MarkDecorator:
