@@ -27,6 +27,11 @@ BoolArray = NDArray[np.bool_]
 
 _SPARSE = 512  # below this many tokens a list of them is copied faster than packed bits
 
+# What objects take besides the numbers in their arrays, and their places in a cache: most sets are
+# so small that this is nearly all of it.
+_BYTES_PER_TOKEN_SET = 200
+_BYTES_PER_ENTRY = 400
+
 
 class TokenSet:
     """A set of tokens, stored small and quick to write out."""
@@ -43,7 +48,7 @@ class TokenSet:
     def num_bytes(self) -> int:
         held = self._tokens if self._packed is None else self._packed
         assert held is not None
-        return held.nbytes
+        return held.nbytes + _BYTES_PER_TOKEN_SET
 
     def write(self, row: BoolArray) -> None:
         """Make `row` exactly this set."""
@@ -75,7 +80,7 @@ class Body:
 
     @property
     def num_bytes(self) -> int:
-        return self.inside.num_bytes + self.exits.nbytes
+        return self.inside.num_bytes + self.exits.nbytes + _BYTES_PER_ENTRY
 
 
 @dataclass(slots=True)
@@ -86,6 +91,10 @@ class Mask:
     ends: tuple[Term, ...]  # where tokens lead that leave a lexeme or meet none
     bodies: tuple[tuple[Term, Term], ...]  # (lexeme, what follows)
     worst: float | None = field(default=None)  # memo of `Planner.worst_after`
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tokens.num_bytes + _BYTES_PER_ENTRY
 
 
 class SharedMasks:
@@ -143,10 +152,10 @@ class MaskBuilder:
             return mask
         mask = self._build(term)
         self._masks[term] = mask
-        self._num_bytes += mask.tokens.num_bytes
+        self._num_bytes += mask.num_bytes
         while self._num_bytes > self._max_bytes and len(self._masks) > 1:
             _, oldest = self._masks.popitem(last=False)
-            self._num_bytes -= oldest.tokens.num_bytes
+            self._num_bytes -= oldest.num_bytes
         return mask
 
     @property

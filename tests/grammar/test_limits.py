@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
+import numpy as np
 import pytest
 
 from palmette.grammar import (
@@ -13,6 +15,7 @@ from palmette.grammar import (
     UnsatisfiableGrammar,
     UnsupportedGrammar,
 )
+from palmette.grammar.mask import Body, SharedMasks, TokenSet
 from palmette.grammar.testing import accepts, allowed, byte_vocabulary, mask_of
 
 vocabulary = byte_vocabulary([b"ab", b"aa", b'","', b"[[", b"ba" * 20])
@@ -133,6 +136,22 @@ def test_states_and_terms_are_bounded_over_a_long_output() -> None:
         assert grammar.automaton.generation > 3
         matcher.rollback(matcher.num_tokens - 1)  # to where long-dropped states were
         assert allowed(matcher, vocabulary)
+
+
+def test_many_small_masks_take_no_more_memory_than_their_bound() -> None:
+    bound = 1 << 20
+    shared = SharedMasks(bound)
+    row = np.zeros(300, bool)
+    row[7] = True
+    tracemalloc.start()
+    try:
+        for number in range(5_000):
+            body = Body(TokenSet(row), np.array([number], np.int32))
+            shared.put(number.to_bytes(32, "little"), body)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bound / 2 < held < bound * 1.25
 
 
 def test_a_grammar_that_needs_more_states_at_once_than_allowed_is_refused() -> None:
