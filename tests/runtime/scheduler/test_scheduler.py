@@ -257,6 +257,7 @@ def test_a_status_that_cannot_follow_is_refused() -> None:
     max_running=st.integers(1, 8),
     prefix_cache=st.booleans(),
     policy=st.sampled_from(["program", "lpm", "fcfs"]),
+    num_slots=st.integers(0, 20),
 )
 def test_any_workload_ends_with_every_page_in_one_place(
     seed: int,
@@ -266,6 +267,7 @@ def test_any_workload_ends_with_every_page_in_one_place(
     max_running: int,
     prefix_cache: bool,
     policy: PolicyName,
+    num_slots: int,
 ) -> None:
     """`World.step` checks that every slot read holds its own prefix, and the page ledger."""
     rng = random.Random(seed)
@@ -277,6 +279,7 @@ def test_any_workload_ends_with_every_page_in_one_place(
         prefix_cache=prefix_cache,
         policy=policy,
         max_wait=3.0,
+        num_slots=num_slots,
     )
     live: list[Sequence] = []
     longest = min(num_pages * page_size - 1, 30)
