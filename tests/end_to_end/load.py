@@ -96,7 +96,7 @@ def cases(seed: int, count: int = 60) -> list[Case]:
         sampling = SamplingParams(
             temperature=rng.choice([0.0, 0.8]),
             seed=index,
-            max_tokens=rng.choice([1, 4, 12, 24]),
+            max_tokens=rng.choice([1, 4, 24, 50]),
             stop=rng.choice([(), (), ("qq",)]),
             repetition_penalty=rng.choice([1.0, 1.0, 1.3]),
         )
@@ -271,6 +271,7 @@ def check_idle(engine: Engine) -> None:
     cache = engine._kv.cache
     check(cache, owned=[])
     assert cache.tree.num_holds == 0
+    assert cache.tier is None or not cache.tier.promised_slots()
     stats = engine.stats()
     assert stats.num_running == stats.num_waiting == 0
     assert stats.num_available_pages == stats.num_pages
