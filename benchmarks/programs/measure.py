@@ -116,8 +116,6 @@ class Bench:
             "page_size": self._page_size,
             "policy": setup.policy,
             "prefix_cache": setup.prefix_cache,
-            # All programs are known from the start: nobody is a newcomer to be protected from them.
-            "max_wait": 1e9,
         }
         if setup.small_pool:
             options["num_pages"] = -(-2 * self._longest_request(workload) // self._page_size)

@@ -70,7 +70,7 @@ class WaitingQueue(Protocol):
         ...
 
     def begin(self, sequences: Iterable[Sequence]) -> None:
-        """The program of these has begun: they come before those whose program has not."""
+        """The program of these, which wait, has begun."""
         ...
 
     def round(self, now: float) -> Round:
@@ -210,8 +210,8 @@ class DepthFirst:
     which those of a subtree are neighbours: whoever shares most with a given one stands beside it.
     A newcomer for whom the cache holds more than that comes first.
 
-    Before all of these come the requests of programs that have begun, the oldest program first.
-    And before everybody comes whoever has waited for most of `max_wait` seconds, by arrival, so
+    Before all of these come requests that go on from what their program holds, the oldest program
+    first. And before everybody comes whoever has waited for most of `max_wait` seconds, by arrival, so
     nobody starves; of those that are overdue together, the ones that begin alike go together, as
     long as they came within half of `max_wait` of the first.
 
@@ -229,19 +229,23 @@ class DepthFirst:
         self.warm: list[tuple[int, int, Sequence]] = []
         # One of each subtree that the walk left because all in it wait for a leader, by its id.
         self.left: dict[int, Sequence] = {}
-        # Requests of programs that have begun: (the program's serial, own serial, sequence)
+        # Requests of programs that have begun: (the program's serial, own serial, sequence). Those
+        # that go on from nothing have their place among the newcomers as well.
         self.begun: list[tuple[int, int, Sequence]] = []
         self._begun_by_id: dict[int, tuple[int, int, Sequence]] = {}
+        self._num_going_on = 0  # of those, the ones that go on from something
         self._by_serial: dict[int, Sequence] = {}  # the last part of a key
         self._keys_by_id: dict[int, Key] = {}
         self._num_added = 0
 
     def add(self, sequence: Sequence) -> None:
-        if sequence.program is not None and sequence.program.has_begun:
-            self._add_begun(sequence)
-            return
         self._num_added += 1
         serial = self._num_added
+        if sequence.program is not None and sequence.program.has_begun:
+            self._add_begun(sequence, serial)
+            if sequence.handle is not None:
+                self._num_going_on += 1
+                return
         key = (_place(sequence.namespace), tuple(sequence.token_ids), serial)
         self._by_serial[serial] = sequence
         self._keys_by_id[id(sequence)] = key
@@ -258,30 +262,32 @@ class DepthFirst:
         entry = self._begun_by_id.pop(id(sequence), None)
         if entry is not None:
             del self.begun[bisect_left(self.begun, entry)]
-            return
         key = self._keys_by_id.pop(id(sequence), None)
         if key is not None:
             del self.keys[bisect_left(self.keys, key)]
             del self._by_serial[key[2]]
             self.left.pop(id(sequence), None)
-        self.arrivals.remove(sequence)
+        if entry is not None and key is None:
+            self._num_going_on -= 1
+        else:
+            self.arrivals.remove(sequence)
 
     def begin(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in list(sequences):
+        for sequence in sequences:
             if self.is_new(sequence):
-                self.remove(sequence)
-                self._add_begun(sequence)
+                self._add_begun(sequence, self.key(sequence)[2])
 
     def round(self, now: float) -> Round:
         return _DepthFirstRound(self, now)
 
     def __len__(self) -> int:
-        return len(self.arrivals) + len(self.begun)
+        return len(self.arrivals) + self._num_going_on
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.arrivals.resumed
         for _, _, sequence in self.begun:
-            yield sequence
+            if not self.is_new(sequence):
+                yield sequence
         yield from self.arrivals.new
 
     def key(self, sequence: Sequence) -> Key:
@@ -292,13 +298,12 @@ class DepthFirst:
         return self._by_serial[self.keys[index][2]]
 
     def is_new(self, sequence: Sequence) -> bool:
-        """Whether it waits, never ran, and its program has not begun."""
+        """Whether it waits, never ran, and goes on from nothing."""
         return id(sequence) in self._keys_by_id
 
-    def _add_begun(self, sequence: Sequence) -> None:
+    def _add_begun(self, sequence: Sequence, serial: int) -> None:
         assert sequence.program is not None
-        self._num_added += 1
-        entry = (sequence.program.serial, self._num_added, sequence)
+        entry = (sequence.program.serial, serial, sequence)
         self._begun_by_id[id(sequence)] = entry
         insort(self.begun, entry)
 
@@ -310,7 +315,8 @@ class _DepthFirstRound:
         self._queue = queue
         self._now = now
         self._resumed = iter(list(queue.arrivals.resumed))
-        self._last_begun: tuple[int, int, Sequence] | None = None  # tried last of the begun ones
+        self._last_begun: tuple[int, int, Sequence] | None = None  # looked at last, going on
+        self._last_beside: tuple[int, int, Sequence] | None = None  # looked at last, beside
         # Back to the subtrees that were left, the one left last first.
         self._left = reversed(list(queue.left.values()))
         self._passed: set[int] = set()  # tried out of the walk's order and deferred
@@ -323,9 +329,11 @@ class _DepthFirstRound:
         if current is None and not self._is_closed:
             current = self._overdue()
         if current is None:
-            current = self._next_begun()
+            current = self._going_on()
         if current is None and not self._is_closed:
             current = self._returning() or self._nearest()
+        if current is None and self._is_closed:
+            current = self._begun_beside()
         self._current = current
         return current
 
@@ -337,6 +345,8 @@ class _DepthFirstRound:
         self._queue.remove(current)
 
     def passed(self) -> None:
+        assert self._current is not None
+        self._passed.add(id(self._current))
         self._is_closed = True
 
     def deferred(self, num_tokens: int) -> None:
@@ -351,14 +361,29 @@ class _DepthFirstRound:
         after = (*beginning[:-1], beginning[-1] + 1) if beginning else (1 << 62,)
         self._blocked.append(((place, beginning, 0), (place, after, 0)))
 
-    def _next_begun(self) -> Sequence | None:
-        """In order; programs that begin in this step come at the end."""
+    def _going_on(self) -> Sequence | None:
+        """Those that go on from what their program holds, in order."""
         begun = self._queue.begun
         index = 0 if self._last_begun is None else bisect_right(begun, self._last_begun)
-        if index == len(begun):
-            return None
-        self._last_begun = begun[index]
-        return begun[index][2]
+        while index < len(begun):
+            self._last_begun = begun[index]
+            sequence = begun[index][2]
+            if not self._queue.is_new(sequence):
+                return sequence
+            index += 1
+        return None
+
+    def _begun_beside(self) -> Sequence | None:
+        """The others of programs that have begun: nobody new is tried any more."""
+        begun = self._queue.begun
+        index = 0 if self._last_beside is None else bisect_right(begun, self._last_beside)
+        while index < len(begun):
+            self._last_beside = begun[index]
+            sequence = begun[index][2]
+            if self._queue.is_new(sequence) and id(sequence) not in self._passed:
+                return sequence
+            index += 1
+        return None
 
     def _overdue(self) -> Sequence | None:
         for sequence in islice(self._queue.arrivals.new, _MAX_OVERDUE_TRIED):

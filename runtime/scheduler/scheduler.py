@@ -116,8 +116,8 @@ class Scheduler:
         return bool(self.running) or len(self.waiting) > 0
 
     def add(self, sequence: Sequence) -> None:
+        self.programs.added(sequence)  # which says where it goes on from
         self.waiting.add(sequence)
-        self.programs.added(sequence)
 
     def next_plan(self) -> Plan:
         """Running sequences, least left to compute first, so that no long prompt holds up a

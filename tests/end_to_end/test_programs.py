@@ -1,0 +1,183 @@
+"""Whole programs on an engine: what they computed is held until they ask again, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import palmette as pm
+from palmette.protocol import Outlook, Request, SamplingParams, TokenEvent
+from palmette.radix_cache import invariants
+from palmette.runtime.async_engine import AsyncEngine
+from palmette.runtime.config import EngineOptions
+from palmette.runtime.engine import Engine
+from palmette.runtime.recording import Recording
+from palmette.runtime.testing import tiny_engine
+
+
+def engine_of(**options: object) -> AsyncEngine:
+    chosen: EngineOptions = {"num_pages": 256, **options}  # type: ignore[typeddict-item]
+    return AsyncEngine.over(lambda: tiny_engine(**chosen))
+
+
+def num_held_pages(engine: AsyncEngine) -> int:
+    stats = engine.stats()
+    return stats.num_pages - stats.num_available_pages
+
+
+@pm.function
+def chat(s: pm.State, name: str, num_turns: int) -> None:
+    s += f"{name} is here. "
+    for turn in range(num_turns):
+        s += f"Question {turn} of {name}: " + pm.gen("answers", max_tokens=8, append=True)
+
+
+@pytest.mark.parametrize("num_pages", [24, 40, 256])
+def test_chats_compute_each_token_once_even_where_few_fit(num_pages: int) -> None:
+    """24 pages hold two chats of about 190 tokens."""
+    with engine_of(num_pages=num_pages) as engine:
+        backend = Recording(engine, known=8)
+        before = engine.stats()
+        chat.run_batch(
+            [{"name": f"{index}{'abcdefgh'[index]}", "num_turns": 5} for index in range(8)],
+            backend=backend,
+            num_threads=8,
+            temperature=0,
+            ignore_eos=True,
+        )
+        did = engine.stats().since(before)
+        assert did.computed_tokens == backend.num_tokens_to_compute()
+        assert did.preemptions == 0
+        assert num_held_pages(engine) == 0
+
+
+def test_the_ids_are_those_of_a_pool_with_room_for_all() -> None:
+    arguments = [{"name": f"{index}{'abcdefgh'[index]}", "num_turns": 4} for index in range(8)]
+    texts = []
+    for options in ({"num_pages": 24}, {"num_pages": 999}, {"policy": "fcfs", "num_pages": 24}):
+        with engine_of(**options) as engine:
+            states = chat.run_batch(arguments, backend=engine, temperature=1, seed=3)
+            texts.append([state.text() for state in states])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_program_that_waits_for_its_user_holds_up_nobody() -> None:
+    """It holds most of the pool while it waits; others wait for it no longer than `max_think`."""
+    answer = threading.Event()
+
+    @pm.function
+    def slow(s: pm.State) -> None:
+        s += "x" * 280 + pm.gen("a", max_tokens=2)
+        s.sync()
+        assert answer.wait(timeout=60)
+        s += "y" + pm.gen("b", max_tokens=2)
+
+    with engine_of(num_pages=20, max_think=0.2) as engine:
+        state = slow.run(backend=engine, stream=True, temperature=0, ignore_eos=True)
+        next(state.text_iter("a"))
+        while engine.stats().num_running:
+            time.sleep(0.01)
+        assert num_held_pages(engine) >= 17
+        other = chat.run(name="z" * 20, num_turns=2, backend=engine, ignore_eos=True)
+        assert len(other["answers"]) == 2
+        answer.set()
+        assert state["b"] is not None
+        assert state.error() is None
+        assert num_held_pages(engine) == 0
+
+
+def test_waiting_for_a_program_that_thinks_takes_no_processor_time() -> None:
+    with engine_of(num_pages=20, max_think=1.0) as engine:
+
+        async def ask(request: Request) -> list[TokenEvent]:
+            return [event async for event in engine.generate(request)]
+
+        outlook = Outlook(program_id="p", constant_tokens=10, generated_tokens=10)
+        first = Request(
+            request_id="1",
+            token_ids=tuple(range(250)),
+            sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+            outlook=outlook,
+            goes_on=True,
+        )
+        asyncio.run(ask(first))
+        steps = engine.stats().steps
+        other = Outlook(program_id="q", constant_tokens=10, generated_tokens=10)
+        second = Request(
+            request_id="2",
+            token_ids=tuple(range(100, 256)) * 1,
+            sampling=SamplingParams(max_tokens=2, ignore_eos=True),
+            outlook=other,
+        )
+        before = time.process_time()
+        events = asyncio.run(ask(second))
+        spent = time.process_time() - before
+        usage = events[-1].usage
+        assert usage is not None
+        assert usage.queued_seconds >= 0.9
+        assert spent < 0.6  # it slept, and did not step over and over
+        assert engine.stats().steps - steps <= 4
+
+
+def test_flush_cache_drops_what_programs_that_think_hold() -> None:
+    engine = tiny_engine(num_pages=64)
+    run_one(engine, "a", tuple(range(100)), goes_on=True)
+    assert engine.stats().num_pages - engine.stats().num_available_pages == 7
+    engine.flush_cache()
+    assert engine.stats().num_free_pages == 64
+    usage = run_one(engine, "b", tuple(range(120)), goes_on=False)
+    assert usage.cached_tokens == 0
+
+
+def test_without_a_prefix_cache_or_under_another_policy_nothing_is_held() -> None:
+    for options in ({"prefix_cache": False}, {"policy": "lpm"}, {"policy": "fcfs"}):
+        engine = tiny_engine(num_pages=64, **options)
+        run_one(engine, "a", tuple(range(100)), goes_on=True)
+        stats = engine.stats()
+        assert stats.num_available_pages == 64
+        engine.announce(Outlook(program_id="p"), ended=[()])
+        engine.end_program("p")
+
+
+def test_a_request_that_fails_or_is_aborted_leaves_no_handle() -> None:
+    engine = tiny_engine(num_pages=64)
+    request = asked("a", tuple(range(100)), goes_on=True, max_tokens=20)
+    engine.submit(request)
+    engine.step()
+    engine.abort("a")
+    engine.step()
+    assert engine.stats().num_available_pages == 64
+
+
+def test_an_end_that_comes_before_the_last_answer_leaves_nothing_held() -> None:
+    engine = tiny_engine(num_pages=64)
+    engine.submit(asked("a", tuple(range(100)), goes_on=True, max_tokens=5))
+    engine.step()
+    engine.end_program("p")
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().num_available_pages == 64
+    invariants.check(engine._kv.cache, owned=[])
+
+
+def asked(name: str, token_ids: tuple[int, ...], *, goes_on: bool, max_tokens: int = 2) -> Request:
+    return Request(
+        request_id=name,
+        token_ids=token_ids,
+        sampling=SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),
+        outlook=Outlook(program_id="p"),
+        goes_on=goes_on,
+    )
+
+
+def run_one(engine: Engine, name: str, token_ids: tuple[int, ...], *, goes_on: bool):
+    engine.submit(asked(name, token_ids, goes_on=goes_on))
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    assert isinstance(events[-1], TokenEvent)
+    assert events[-1].usage is not None
+    return events[-1].usage
