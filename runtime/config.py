@@ -68,8 +68,9 @@ class CacheSection:
     last page, larger ones make tables and kernels cheaper; 16 is where both stop mattering.
 
     `host_memory` bytes keep pages that are evicted from the pool, which then come back instead of
-    being computed again; copying a page takes about a thousandth of computing it. With a
-    `host_directory`, they are in a file there that is mapped into memory, instead of in memory.
+    being computed again; moving a page costs far less than computing it (see
+    `benchmarks/host_tier.py`). With a `host_directory`, they are in a file there that is mapped
+    into memory, instead of in memory.
     """
 
     page_size: int = 16

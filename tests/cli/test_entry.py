@@ -142,6 +142,15 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
     EngineConfig.of(expected)  # type: ignore[arg-type]
 
 
+def test_a_switch_that_is_on_can_be_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from palmette.runtime import server
+
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(server, "serve", lambda model, **options: seen.update(options))
+    assert main(["serve", "m", "--no-prefix-cache"]) == 0
+    assert seen["prefix_cache"] is False
+
+
 def test_engine_options_that_are_not_given_are_left_to_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
