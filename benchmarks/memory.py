@@ -1,8 +1,8 @@
 """Whether an engine grows while it serves: its resident size over many requests of every kind.
 
-Short random prompts, some behind shared prefixes, some constrained by patterns (every second one a
-pattern never seen before), some with log-probabilities, some cancelled on their way, some that are
-scored. The resident size is read every so many requests; over the second half, when every cache is
+Short random prompts, some behind shared prefixes, some constrained by one of 200 patterns (more
+than are remembered compiled), some with log-probabilities, some cancelled on their way, some that
+are scored. The resident size is read every so many requests; over the second half, when every cache is
 full, a straight line is fitted. Its interval is at 95 % and allows for samples that follow from the
 ones before (Newey and West, Econometrica 55, 1987).
 
@@ -39,6 +39,7 @@ from palmette.runtime.engine import Engine, Event
 KINDS = ("plain", "shared", "regex", "logprobs", "cancelled", "score")
 _WEIGHTS = (40, 20, 12, 10, 8, 10)
 _PATTERNS = (r"[0-9]{1,3}", r"(yes|no)", r"[a-z]+( [a-z]+)?", r"\d\d:\d\d", r"[A-Z][a-z]{1,8}")
+_NUM_PATTERNS = 200
 
 
 def resident_kib() -> float:
@@ -59,6 +60,10 @@ class Requests:
         self._encode = engine.tokenizer.encode
         self._vocab_size = engine.tokenizer.vocab_size
         self._prefixes = [self._tokens(40) for _ in range(8)]
+        self._patterns = [*_PATTERNS]
+        while len(self._patterns) < _NUM_PATTERNS:
+            letters = "".join(self._rng.sample(string.ascii_lowercase, 5))
+            self._patterns.append(f"[{letters}]{{1,{self._rng.randint(2, 4)}}}-[0-9]{{2}}")
         self._num_made = 0
 
     def next(self) -> tuple[str, Request | ScoreRequest]:
@@ -78,7 +83,7 @@ class Requests:
         num_new = rng.randint(2, 6)
         constraint = None
         if kind == "regex":
-            constraint = Constraint.regex(self._pattern())
+            constraint = Constraint.regex(rng.choice(self._patterns))
             num_new = 12  # room for a whole text
         sampling = SamplingParams(
             max_tokens=num_new,
@@ -89,13 +94,6 @@ class Requests:
         return kind, Request(
             request_id=name, token_ids=tuple(prompt), sampling=sampling, constraint=constraint
         )
-
-    def _pattern(self) -> str:
-        rng = self._rng
-        if rng.random() < 0.5:
-            return rng.choice(_PATTERNS)
-        letters = "".join(rng.sample(string.ascii_lowercase, 5))
-        return f"[{letters}]{{1,{rng.randint(2, 4)}}}-{self._num_made}"
 
     def _tokens(self, num_tokens: int) -> list[int]:
         return [self._rng.randrange(self._vocab_size) for _ in range(num_tokens)]
@@ -168,19 +166,23 @@ class Client:
         self._kinds: dict[str, str] = {}
 
     def serve(self, num_requests: int, every: int, note: Callable[[int], None]) -> None:
-        """`note` is called with how many have ended, each time `every` more have."""
-        num_submitted = num_ended = 0
+        """`note` is called with how many have ended, each time `every` more have.
+
+        As many are under way to the end; those left over are given up.
+        """
+        num_ended = 0
         while num_ended < num_requests:
-            while len(self._kinds) < self._num_live and num_submitted < num_requests:
+            while len(self._kinds) < self._num_live:
                 kind, request = self._requests.next()
                 self._kinds[request.request_id] = kind
                 self._engine.submit(request)
-                num_submitted += 1
             for event in self._engine.step():
                 if self._is_end(event):
                     num_ended += 1
                     if num_ended % every == 0:
                         note(num_ended)
+        for request_id in self._kinds:
+            self._engine.abort(request_id)
 
     def _is_end(self, event: Event) -> bool:
         if event.error is not None and not isinstance(event.error, RequestAborted):
