@@ -1,0 +1,90 @@
+"""The same ids whatever the cache, the batch, the chunks, the threads, preemption, jump-forward.
+
+The matrix is that of `benchmarks/determinism.py`: 144 settings. On the real model nine of them run
+here, among which any two values of two axes meet, and all of them among the slow tests; on a tiny
+model all of them run here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.determinism import REFERENCE, Matrix, Run, Setting, cases, diagonal, faults, matrix
+from palmette.runtime.config import CacheSection, EngineConfig
+from palmette.runtime.engine import Engine
+from palmette.runtime.loading import LoadedModel, load_model
+from palmette.runtime.testing import tiny_engine, tiny_model
+from palmette.runtime.tokenization import LoadedTokenizer, load_tokenizer
+from palmette.runtime.tokenization.byte import ByteTokenizer
+
+
+@pytest.fixture(scope="module")
+def real(smollm2: Path) -> tuple[LoadedModel, LoadedTokenizer]:
+    return load_model(smollm2, dtype="float32"), load_tokenizer(smollm2)
+
+
+def real_matrix(real: tuple[LoadedModel, LoadedTokenizer], num_prompts: int) -> tuple[Matrix, Run]:
+    """The matrix of so many prompts, and its first run."""
+    loaded, tokenizer = real
+    config = EngineConfig(cache=CacheSection(num_pages=4))
+    compiler = Engine.assemble("smollm2-135m", loaded, tokenizer, config).constraints
+    found = Matrix(loaded, tokenizer, cases(tokenizer, compiler, num_prompts=num_prompts))
+    return found, found.run(REFERENCE)
+
+
+@pytest.fixture(scope="module")
+def twelve(real: tuple[LoadedModel, LoadedTokenizer]) -> tuple[Matrix, Run]:
+    return real_matrix(real, 12)
+
+
+@pytest.fixture(scope="module")
+def forty(real: tuple[LoadedModel, LoadedTokenizer]) -> tuple[Matrix, Run]:
+    return real_matrix(real, 40)
+
+
+def check(setting: Setting, found: tuple[Matrix, Run]) -> None:
+    bench, first = found
+    run = bench.run(setting)
+    promised = bench.loaded.model.is_batch_invariant
+    assert faults([run], is_batch_invariant=promised) == []
+    # The first run ended with no token forced and none left out, so a hash is of a whole text.
+    assert set(run.hashes) == set(first.hashes) == {case.name for case in bench.cases}
+    assert (run.num_preempted > 0) == setting.preempted
+    assert (run.forced_tokens > 0) == setting.jump_forward
+    if setting.warm and not setting.preempted:
+        assert run.cached_tokens == sum(case.num_prompt_tokens - 1 for case in bench.cases)
+
+
+@pytest.mark.parametrize("setting", diagonal()[1:], ids=lambda setting: setting.name)
+def test_the_ids_are_those_of_one_at_a_time(setting: Setting, twelve: tuple[Matrix, Run]) -> None:
+    check(setting, twelve)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", matrix()[1:], ids=lambda setting: setting.name)
+def test_the_ids_are_the_same_in_all_of_the_matrix(
+    setting: Setting, forty: tuple[Matrix, Run]
+) -> None:
+    check(setting, forty)
+
+
+def test_a_tiny_model_gives_the_same_ids_in_all_of_the_matrix() -> None:
+    tokenizer = ByteTokenizer()
+    asked = cases(tokenizer, tiny_engine().constraints, num_prompts=6, num_new=8, every=8)
+    bench = Matrix(tiny_model(), tokenizer, asked, page_size=4)
+    runs = [bench.run(setting) for setting in matrix()]
+    assert runs[0].setting == REFERENCE
+    assert len({run.setting for run in runs}) == 144
+    assert faults(runs, is_batch_invariant=False) == []
+    assert all(len(run.hashes) == 12 for run in runs)
+    assert all((run.forced_tokens > 0) == run.setting.jump_forward for run in runs)
+
+
+def test_any_two_values_of_two_axes_meet_on_the_diagonal() -> None:
+    def pairs(settings: list[Setting]) -> set[frozenset[str]]:
+        return {frozenset((a, b)) for s in settings for a in s.words for b in s.words}
+
+    assert diagonal()[0] == REFERENCE
+    assert pairs(diagonal()) == pairs(matrix())
