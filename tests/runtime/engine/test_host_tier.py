@@ -16,6 +16,7 @@ from palmette.errors import InvalidRequest
 from palmette.protocol import Request, SamplingParams, TokenEvent, Usage
 from palmette.radix_cache.invariants import check
 from palmette.runtime.engine import Engine
+from palmette.runtime.kv.host import HostPool
 from palmette.runtime.testing import history_engine, tiny_engine
 
 HISTORY_PAGE = 4 * 8  # bytes of a page of 4 tokens of a history engine
@@ -190,6 +191,42 @@ def test_a_page_is_copied_before_it_becomes_somebody_elses() -> None:
             asked.run()
     asked.run()
     assert histories == set(map(tuple, prompts.values()))
+
+
+def test_pages_that_cannot_be_copied_out_are_computed_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: HostPool, page_ids: Sequence[int], slots: Sequence[int]) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(HostPool, "store", fail)
+    asked = Answers(make(num_pages=8, num_slots=32))
+    asked.ask("a", prompt(1))
+    asked.ask("filler", prompt(2, 30))
+    assert asked.ask("b", prompt(1)).cached_tokens == 0
+    assert asked.token_ids["a"] == asked.token_ids["b"]
+    assert "the tier takes no more" in caplog.text
+
+
+def test_a_request_whose_pages_cannot_be_copied_back_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make(num_pages=8, num_slots=32)
+    asked = Answers(engine)
+    asked.ask("a", prompt(1))
+    asked.ask("filler", prompt(2, 30))
+
+    def fail(self: HostPool, slot: int, page_id: int) -> None:
+        raise RuntimeError("no such memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostPool, "restore", fail)
+        asked.submit("b", prompt(1))
+        (event,) = engine.step()
+    assert "the step failed: no such memory" in str(event.error)
+    check(engine._kv.cache, owned=[])
+    assert asked.ask("c", prompt(1)).cached_tokens == 20
+    assert asked.token_ids["a"] == asked.token_ids["c"]
 
 
 @settings(deadline=None, max_examples=60)

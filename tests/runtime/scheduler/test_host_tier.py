@@ -121,6 +121,27 @@ def test_a_preempted_sequence_comes_back_from_the_tier() -> None:
     assert recomputed < 2 * world.page_size
 
 
+def test_a_handle_goes_on_with_what_the_tier_has_behind_it() -> None:
+    world = World(num_pages=8, num_slots=16)
+    world.submit("a", list(range(22)))
+    world.run()
+    branch = world.submit("branch", list(range(9)), num_outputs=5)
+    world.step()
+    handle = world.kv.hold(branch)
+    world.scheduler.running.remove(branch)
+    assert handle is not None
+    assert len(handle.token_ids) == 9
+    evict(world, 20)
+    again = world.submit("b", list(range(22)))
+    again.handle = handle
+    moves = moves_of_next_step(world)
+    assert [type(move) for move in moves] == [PageRestore] * 2  # the handle holds three pages
+    world.run()
+    assert again.tally.cached == 20
+    handle.lease.release()
+    world.check()
+
+
 def test_copies_are_carried_out_in_the_order_in_which_they_were_planned() -> None:
     """The third evicts the page that the first was to copy; the fourth copies the first's copy."""
     world = World(num_pages=4, policy="fcfs")
