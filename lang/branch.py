@@ -56,6 +56,7 @@ class Branch:
         # The program appends no more, as far as one can tell: it has joined the branch, or ended.
         self._is_closed = False
         self._is_over = False
+        self._to_close: list[Branch] = []  # once something was asked
         self._live_children: weakref.WeakSet[Branch] = weakref.WeakSet()  # not over
         self._queue: deque[tuple[Operation, Ahead]] = deque()
         self._current: Operation | None = None
@@ -118,6 +119,10 @@ class Branch:
         self._is_closed = True
         return self._over()
 
+    def close_later(self, other: Branch) -> None:
+        """Close `other` when this branch has asked for something again. On the loop."""
+        self._to_close.append(other)
+
     def live_children(self) -> list[Branch]:
         """Branches forked from it that may still do something. Lock held."""
         return list(self._live_children)
@@ -172,7 +177,7 @@ class Branch:
                 self.run.branch_failed(failure)
             dropped = [self._current] if self._current is not None else []
             while self._queue:
-                dropped.append(self._dequeue())
+                dropped.append(self._dequeue()[0])
             self._current = None
             for operation in dropped:
                 operation.fail(self.failure)
@@ -203,7 +208,8 @@ class Branch:
                 if self.failure is not None:
                     ended = []
                     break
-                operation = self._current = self._dequeue()
+                operation, asks = self._dequeue()
+                self._current = operation
             try:
                 await operation.run(self)
             except Exception as error:
@@ -214,6 +220,9 @@ class Branch:
                 self.num_done += 1
                 self.changed.notify()
                 self.text_changed.notify()  # readers of text wait for the end of it, too
+            if asks and self._to_close:
+                closing, self._to_close = self._to_close, []
+                self.run.close(closing)
         if self.failure is not None:
             self.fail(self.failure)
         else:
@@ -229,11 +238,12 @@ class Branch:
             if self.parent is not None:
                 self.run.forecast.in_branches.add(ahead)
 
-    def _dequeue(self) -> Operation:
+    def _dequeue(self) -> tuple[Operation, bool]:
+        """The next operation, and whether it asks the backend for something."""
         operation, ahead = self._queue.popleft()
         self._ahead.subtract(ahead)
         self.run.forecast.ahead.subtract(ahead)
-        return operation
+        return operation, ahead.num_asks > 0
 
     def _over(self) -> list[tuple[int, ...]]:
         """The paths of this branch and of those it came from, as far as nothing more will come of

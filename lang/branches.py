@@ -65,7 +65,7 @@ class Branches(Sequence["State"]):
         the parent: constants as constants, what was generated with its ids.
         """
         self._check(mode)
-        self._parent.run.close(self._branches)
+        self._close(mode)
         for state in self._states:
             state._wait_ready("await branches.join_async()")
         self._bring_back(mode)
@@ -73,7 +73,7 @@ class Branches(Sequence["State"]):
     async def join_async(self, mode: str = "gather_variable") -> None:
         """As `join`, without blocking the event loop."""
         self._check(mode)
-        self._parent.run.close(self._branches)
+        self._close(mode)
         for state in self._states:
             await state.ready()
         self._bring_back(mode)
@@ -83,6 +83,13 @@ class Branches(Sequence["State"]):
             raise ValueError(
                 f"join mode must be 'gather_variable' or 'concate_and_append', got {mode!r}"
             )
+
+    def _close(self, mode: str) -> None:
+        """Nothing more is appended to the branches, so what they computed need not be held. Only
+        the first one's is the beginning of what is about to be appended to the parent.
+        """
+        is_appended = mode == "concate_and_append"
+        self._parent.run.close(self._branches[1:] if is_appended else self._branches)
 
     def _bring_back(self, mode: str) -> None:
         parent, branches = self._parent, self._branches

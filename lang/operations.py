@@ -177,6 +177,7 @@ class AppendBranches(Operation):
     async def run(self, branch: Branch) -> None:
         for other in self.branches:
             branch.add_text(branch.transcript.take_over(other.transcript))
+        branch.close_later(self.branches[0])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -305,6 +305,8 @@ class Account:
         """Whether all that have begun could still end if this one ran now.
 
         One of them may need more than there is: it will be alone in the end, and does what it can.
+        Where they cannot, since programs came to need more than they had announced, those that
+        began first may still go on: as if the ones behind them were not there.
         """
         programs, program = self._programs, sequence.program
         if program is None and not programs.num_begun:
@@ -326,9 +328,14 @@ class Account:
             num_left = self._pages.num_available_pages - num_taken
         if num_left < 0:
             return False
-        needs = [(s.num_later, s.num_committed + s.num_held()) for s in others]
-        needs.append((later, needed + own.num_committed + own.num_held()))
-        return _can_all_end(num_left, needs)
+        mine = later, needed + own.num_committed + own.num_held()
+        needs = [(s.serial, s.num_later, s.num_committed + s.num_held()) for s in others]
+        if _can_all_end(num_left, [mine, *(need[1:] for need in needs)]):
+            return True
+        if program is None or not program.has_begun:
+            return False
+        before = [need[1:] for need in needs if need[0] < program.serial]
+        return _can_all_end(num_left, [mine, *before])
 
     def admitted(self, sequence: Sequence) -> None:
         """It runs now."""
@@ -351,6 +358,7 @@ class Account:
         pages, programs = self._pages, self._programs
         num_tokens = program.constant_tokens + programs.num_expected(program.generated_tokens)
         return _Share(
+            serial=program.serial,
             num_committed=sum(map(self._num_pages_to_come, program.running.values())),
             num_later=pages.num_pages_for(num_tokens)
             + sum(map(self._num_pages_needed, program.waiting.values())),
@@ -385,6 +393,7 @@ class Account:
 class _Share:
     """Pages of a program, or of a sequence of none."""
 
+    serial: int = 0  # of a program that has begun
     num_committed: int = 0  # what its running sequences will still take
     num_later: int = 0  # what it will ask for
     num_held: Callable[[], int] = lambda: 0  # what comes back when it ends; not cheap
