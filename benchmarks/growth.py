@@ -126,6 +126,7 @@ class Figures:
 class Sizes:
     """What is measured; `samples` of each operation that is over quickly."""
 
+    tree_nodes: int = MATCH_GOAL_NODES  # where the number of nodes is not what varies
     nodes: tuple[int, ...] = (1_000, 3_000, 10_000, 30_000, 100_000)
     tokens: tuple[int, ...] = (512, 1_024, 2_048, 4_096, 8_192)
     branches: tuple[int, ...] = (1, 4, 16, 64, 256)
@@ -225,12 +226,12 @@ def measure(sizes: Sizes, seed: int, figures: Figures, say: Callable[[str], None
         measure_tree(GrownTree(random.Random(seed), num_nodes), num_nodes, sizes, figures)
     for num_tokens in sizes.tokens:
         say(f"keys of {num_tokens:,} tokens")
-        tree = GrownTree(random.Random(seed), MATCH_GOAL_NODES, key_tokens=num_tokens)
+        tree = GrownTree(random.Random(seed), sizes.tree_nodes, key_tokens=num_tokens)
         measure_match(tree, figures.match_tokens.curve("whole key cached"), num_tokens, sizes)
         measure_insert(tree, figures.insert_tokens.curve("all new"), num_tokens, sizes)
     for num_branches in sizes.branches:
         say(f"{num_branches} branch points")
-        tree = GrownTree(random.Random(seed), MATCH_GOAL_NODES, num_branches=num_branches)
+        tree = GrownTree(random.Random(seed), sizes.tree_nodes, num_branches=num_branches)
         measure_match(tree, figures.match_branches.curve("whole key cached"), num_branches, sizes)
     for num_pages in sizes.pages:
         say(f"evicting {num_pages:,} pages")

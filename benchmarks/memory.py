@@ -2,9 +2,9 @@
 
 Short random prompts, some behind shared prefixes, some constrained by one of 200 patterns (more
 than are remembered compiled), some with log-probabilities, some cancelled on their way, some that
-are scored. The resident size is read every so many requests; over the second half, when every cache is
-full, a straight line is fitted. Its interval is at 95 % and allows for samples that follow from the
-ones before (Newey and West, Econometrica 55, 1987).
+are scored. The resident size is read every so many requests; over the second half, when every cache
+is full, a straight line is fitted. Its interval is at 95 % and allows for samples that follow from
+the ones before (Newey and West, Econometrica 55, 1987).
 
     OMP_NUM_THREADS=2 python benchmarks/memory.py --requests 20000 --plot docs/plots/memory.svg
 

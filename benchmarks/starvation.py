@@ -39,7 +39,9 @@ from palmette.runtime.engine import Engine
 GOAL_POINTS = 0.02
 
 MakeEngine = Callable[[EngineOptions], Engine]
-"""A fresh engine with an empty cache."""
+"""A fresh engine with an empty cache, on the clock of the measurement."""
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +190,14 @@ class Session:
     """One engine under the traffic."""
 
     def __init__(
-        self, engine: Engine, traffic: Traffic, setting: Setting, outcome: Outcome
+        self,
+        engine: Engine,
+        traffic: Traffic,
+        setting: Setting,
+        outcome: Outcome,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._engine = engine
         self._traffic = traffic
         self._setting = setting
@@ -205,12 +213,12 @@ class Session:
 
     def run(self, say: Callable[[str], None]) -> None:
         """Until the time is over; what is not finished then is dropped."""
-        outcome, begin = self._outcome, time.monotonic()
+        outcome, begin = self._outcome, self._clock()
         told = begin
         try:
             self._start_stream()
             while True:
-                now = time.monotonic()
+                now = self._clock()
                 if now - begin >= self._setting.seconds:
                     break
                 if now - told >= 10:
@@ -219,9 +227,9 @@ class Session:
                 self._top_up(now - begin)
                 waiting = self._engine.stats().num_waiting
                 outcome.max_waiting = max(outcome.max_waiting, waiting)
-                start = time.monotonic()
+                start = self._clock()
                 events = self._engine.step()
-                end = time.monotonic()
+                end = self._clock()
                 outcome.steps.append((start, end))
                 if len(outcome.steps) > 3:
                     outcome.min_waiting = min(outcome.min_waiting, waiting)
@@ -229,7 +237,7 @@ class Session:
                     assert isinstance(event, TokenEvent)
                     self._take(event, end)
         finally:
-            outcome.seconds = time.monotonic() - begin
+            outcome.seconds = self._clock() - begin
             for request_id in list(self._cold):
                 self._engine.abort(request_id)
             for event in self._engine.take_events():
@@ -245,7 +253,7 @@ class Session:
             self._due.pop(0)
             request = self._traffic.cold(self._num_cold)
             self._num_cold += 1
-            cold = Cold(request_id=request.request_id, submitted_at=time.monotonic())
+            cold = Cold(request_id=request.request_id, submitted_at=self._clock())
             self._cold[cold.request_id] = cold
             self._outcome.cold.append(cold)
             self._engine.submit(request)
@@ -300,7 +308,9 @@ class Stall:
     prefill: float  # from submission to the long one's first token
 
 
-def measure_stall(make: MakeEngine, traffic: Traffic, setting: Setting, max_batch: int) -> Stall:
+def measure_stall(
+    make: MakeEngine, traffic: Traffic, setting: Setting, max_batch: int, clock: Clock
+) -> Stall:
     """Between its tokens before, and while the long prompt is prefilled, nobody else about."""
     engine = make(
         {
@@ -319,11 +329,11 @@ def measure_stall(make: MakeEngine, traffic: Traffic, setting: Setting, max_batc
                 raise event.error
             if event.request_id == long.request_id:
                 if math.isnan(first_token):
-                    first_token = time.monotonic()
+                    first_token = clock()
             elif event.token_ids:
-                times.append(time.monotonic())
+                times.append(clock())
                 if len(times) == max(3, setting.stream_tokens // 4):
-                    submitted = time.monotonic()
+                    submitted = clock()
                     engine.submit(long)
     gaps = list(itertools.pairwise(times))
     during = [end - start for start, end in gaps if end > submitted]
@@ -356,7 +366,9 @@ def measure(
     figures: Figures,
     say: Callable[[str], None],
     step_sizes: tuple[int, ...] = (128, 512, 2_048),
+    clock: Clock = time.monotonic,
 ) -> None:
+    """Fill `figures`."""
     for order in ORDERS:
         options: EngineOptions = {
             "policy": order.policy,
@@ -365,10 +377,10 @@ def measure(
             "num_pages": -(-setting.pool_tokens // 16),
         }
         figures.outcomes.append(Outcome(order.name))
-        Session(make(options), traffic, setting, figures.outcomes[-1]).run(say)
+        Session(make(options), traffic, setting, figures.outcomes[-1], clock).run(say)
     for max_batch in step_sizes:
         say(f"a long prompt beside a stream, steps of {max_batch} tokens")
-        figures.stalls.append(measure_stall(make, traffic, setting, max_batch))
+        figures.stalls.append(measure_stall(make, traffic, setting, max_batch, clock))
 
 
 def lines(figures: Figures, setting: Setting) -> Iterator[str]:
