@@ -291,7 +291,8 @@ def _sampled(index: int) -> dict[str, Any]:
 class Draw:
     """What was drawn, what would have been drawn next to it, and how near that was.
 
-    `decided_by` is "logits" or "probability", or the filter whose cut was nearer than a tie.
+    `decided_by` is "logits" or "probability"; or the filter that nearly kept, or nearly left out,
+    so much probability that the draw might have been another.
     """
 
     token_id: int
@@ -340,37 +341,51 @@ def _drawn(row: SamplingRow, values: torch.Tensor, token_id: int) -> Draw:
     point = uniform(row.seed, row.path, row.position) * total
     high = int(cumulative[token_id])
     low = high - int(kept[token_id])
-    sides = []
+    below, above = (point - low) / total, (high - point) / total
+    sides = [(math.inf, token_id)]
     if low > 0:
-        sides.append(((point - low) / total, int(torch.searchsorted(cumulative, low))))
+        sides.append((below, int(torch.searchsorted(cumulative, low))))
     if high < total:
-        after = torch.searchsorted(cumulative, high, right=True)
-        sides.append(((high - point) / total, int(after)))
-    gap, other = min(sides, default=(math.inf, token_id))
-    if gap < TIE:
-        return Draw(token_id, other, abs(gap), "probability")
-    cut, name = _nearest_cut(row.params, values)
-    return (
-        Draw(token_id, other, cut, name) if cut < TIE else Draw(token_id, other, gap, "probability")
-    )
+        sides.append((above, int(torch.searchsorted(cumulative, high, right=True))))
+    gap, other = min(sides)
+    if gap >= TIE:
+        kept_share = total / int(weights(values[None], [_unfiltered(row.params)])[0].sum())
+        for cut, mass, name in _cuts(row.params, values):
+            if cut < TIE and min(below, above) < mass / kept_share + TIE:
+                return Draw(token_id, other, cut, name)
+    # The draw rounds down to whole numbers, so the point may lie just outside.
+    return Draw(token_id, other, abs(gap), "probability")
 
 
-def _nearest_cut(params: SamplingParams, values: torch.Tensor) -> tuple[float, str]:
-    """How near a token was to being kept, or left out, by a filter; and which filter."""
-    cuts: list[tuple[float, str]] = [(math.inf, "")]
+def _unfiltered(params: SamplingParams) -> SamplingParams:
+    return replace(params, top_p=1.0, top_k=-1, min_p=0.0)
+
+
+def _cuts(params: SamplingParams, values: torch.Tensor) -> list[tuple[float, float, str]]:
+    """For each filter how near a token was to being kept, or left out; the probability of all
+    tokens for which that is within `TIE`, and so by how much they can move a draw; its name.
+    """
+    if params.top_p == 1 and params.min_p == 0 and not 0 < params.top_k < len(values):
+        return []
+    masses = weights(values[None], [_unfiltered(params)])[0].double()
+    masses, order = (masses / masses.sum()).sort(descending=True, stable=True)
+    distances: list[tuple[torch.Tensor, str]] = []
+    if params.top_p < 1:
+        distances.append((masses.cumsum(0) - masses - params.top_p, "top_p"))
+    if params.min_p > 0:
+        distances.append((masses / masses[0] - params.min_p, "min_p"))
     if 0 < params.top_k < len(values):
-        best = values.topk(params.top_k + 1).values
-        cuts.append((_apart(float(best[-2]), float(best[-1])), "top_k"))
-    if params.top_p < 1 or params.min_p > 0:
-        free = replace(params, top_p=1.0, top_k=-1, min_p=0.0)
-        masses = weights(values[None], [free])[0].double()
-        if params.min_p > 0:
-            cuts.append((float((masses / masses.max() - params.min_p).abs().min()), "min_p"))
-        if params.top_p < 1:
-            masses = masses / masses.sum()
-            before = masses[masses > TIE / 100].sort(descending=True).values.cumsum(0)
-            cuts.append((float((before - params.top_p).abs().min()), "top_p"))
-    return min(cuts)
+        ranked = values[order]
+        last = ranked[params.top_k - 1]
+        # The last one kept is as near to its fall as the next one is to its rise.
+        apart = last - ranked
+        apart[params.top_k - 1] = apart[params.top_k]
+        apart[: params.top_k - 1] = torch.inf
+        distances.append((apart, "top_k"))
+    return [
+        (float(away.abs().min()), float(masses[away.abs() < TIE].sum()), name)
+        for away, name in distances
+    ]
 
 
 def _apart(high: float, low: float) -> float:
@@ -817,7 +832,7 @@ def report(console: Console, results: Results, num_settings: int) -> None:
         ("hashes in all", f"{sum(len(run.hashes) for run in runs):,}"),
         ("hashes that differ", f"{len(differences)}"),
         (f"of them ties under {TIE:g}", f"{sum(d.is_tie for _, d in differences)}"),
-        ("nearest decision of the first setting", _nearest(results.reference)),
+        ("nearest decisions of the first setting", _nearest(results.reference)),
         ("preempted, by setting", _span([run.num_preempted for run in preempted])),
         (
             "forced tokens, by setting with jump",
@@ -874,10 +889,12 @@ def _logits_table(runs: Sequence[Run]) -> Table:
 
 def _nearest(reference: Reference | None) -> str:
     draws = [] if reference is None else [d for c in reference.draws.values() for d in c.values()]
-    if not draws:
-        return "-"
-    near = min(draws, key=lambda draw: draw.gap)
-    return f"{near.gap:.1e} ({near.decided_by})"
+    found = []
+    for name in ("logits", "probability"):
+        gaps = [draw.gap for draw in draws if draw.decided_by == name]
+        if gaps:
+            found.append(f"{min(gaps):.1e} of {name}")
+    return ", ".join(found) or "-"
 
 
 def _span(counts: Sequence[int]) -> str:
