@@ -468,6 +468,26 @@ class RadixCache:
                 known += [None if math.isnan(x) else x for x in kept[:num_tokens]]
         return known
 
+    def _hand_over_logprobs(self, tail: Node) -> None:
+        """What is known of a tail's tokens goes to the page that begins with them."""
+        known = self._logprobs.get(tail.page_ids[0])
+        parent = tail.parent
+        if known is None or parent is None or parent.children is None:
+            return
+        key = parent.children.after(tail.first_page)
+        assert key is not None
+        page_id = parent.children.by_key[key].page_ids[0]
+        kept = self._logprobs.get(page_id)
+        if kept is None:
+            kept = self._logprobs[page_id] = array("d", [math.nan]) * self.page_size
+        for place, logprob in enumerate(known[: len(tail.first_page)]):
+            if math.isnan(kept[place]):
+                kept[place] = logprob
+
+    @property
+    def num_pages_with_logprobs(self) -> int:
+        return len(self._logprobs)
+
     def pages_with_logprobs(self) -> list[int]:
         """Pages beside which log-probabilities are kept."""
         return list(self._logprobs)
@@ -644,6 +664,8 @@ class RadixCache:
         if self.tier is not None and removal is Removal.EVICTED and not node.is_tail:
             self.tier.take(node.namespace, node.chain[first:], node.page_ids[first:])
         if self._logprobs:
+            if removal is Removal.SUBSUMED:
+                self._hand_over_logprobs(node)
             for page_id in node.page_ids[first:]:
                 self._logprobs.pop(page_id, None)
         if self._observers:

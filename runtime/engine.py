@@ -384,6 +384,8 @@ class Engine:
         self._live[request.request_id] = group
         self._groups[request.request_id] = sequences
         for sequence in sequences:
+            sequence.recall(self._kv.known_logprobs(sequence, sequence.first_asked + 1))
+        for sequence in sequences:
             self._scheduler.add(sequence)
 
     def _program_of(self, request: Request | ScoreRequest) -> Program | None:
@@ -625,6 +627,7 @@ class Engine:
             group.record(sequence.node_at(position), logprobs)
         if sequence.num_uncomputed_tokens:
             return
+        sequence.collect()
         self._scheduler.finish(sequence, goes_on=sequence.goes_on)
         group.tallies.append(sequence.tally)
         if group.admitted_at is None:
@@ -678,6 +681,7 @@ class Engine:
             sequence.output_counts.add(token_id)
         if sampled is not None and sampled.logprob is not None:
             sequence.logprobs.append(sampled.logprob)
+            sequence.found_logprobs[len(sequence.token_ids) - 1] = sampled.logprob.logprob
         stop = sequence.output.feed(token_id)
         if stop is not None:
             return FinishReason.STOP, stop

@@ -114,6 +114,8 @@ class Sequence:
     program: Program | None = None
     goes_on: bool = False
     handle: Handle | None = None
+    # By position: log P(token | all before it) of own tokens, found and not yet in the tree.
+    found_logprobs: dict[int, float] = field(default_factory=dict)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -233,8 +235,9 @@ class ScoringSequence(Sequence):
     """A sequence whose tokens are given; wanted are log-probabilities of possible next tokens.
 
     `asked` are the ids that may come after each position of its path. What of it no other sequence
-    of the group was asked before becomes this one's `targets` when it is first admitted; so the
-    beginning that paths share is computed once, whichever of them comes first.
+    of the group was asked before, and the tree does not know from before, becomes this one's
+    `targets` when it is first admitted; so the beginning that paths share is computed once,
+    whichever of them comes first, and what was scored before is not computed at all.
     """
 
     group: ScoreGroup = field(kw_only=True)
@@ -244,6 +247,27 @@ class ScoringSequence(Sequence):
     @property
     def max_cached_tokens(self) -> int:
         return min(self.targets or self._unclaimed())
+
+    @property
+    def first_asked(self) -> int:
+        """The first position after which something is asked."""
+        return min(self.asked)
+
+    def recall(self, logprobs: SequenceOf[float | None]) -> None:
+        """Those of the own tokens behind `first_asked`, as far as they are known from before."""
+        for position, logprob in enumerate(logprobs, self.first_asked):
+            token_id = self.token_ids[position + 1]
+            if logprob is not None and token_id in self.asked[position]:
+                self.group.record(self.node_at(position), {token_id: logprob})
+
+    def collect(self) -> None:
+        """All is computed: what the group has found of the own tokens goes to their pages."""
+        for position in self.asked:
+            found = self.group.found.get(self.node_at(position))
+            if found and position + 1 < len(self.token_ids):
+                logprob = found.get(self.token_ids[position + 1])
+                if logprob is not None:
+                    self.found_logprobs[position + 1] = logprob
 
     def note_admitted(self, num_cached_tokens: int, now: float) -> None:
         if not self.targets:
@@ -259,11 +283,15 @@ class ScoringSequence(Sequence):
         return tuple(self.token_ids[len(self.group.request.token_ids) : position + 1])
 
     def _unclaimed(self) -> dict[int, list[int]]:
-        return {
-            position: ids
-            for position, ids in self.asked.items()
-            if self.node_at(position) not in self.group.claimed
-        }
+        unclaimed = {}
+        for position, ids in self.asked.items():
+            node = self.node_at(position)
+            if node not in self.group.claimed:
+                found = self.group.found.get(node, {})
+                wanted = [token_id for token_id in ids if token_id not in found]
+                if wanted:
+                    unclaimed[position] = wanted
+        return unclaimed
 
 
 def shared_length(one: Sequence, other: Sequence, limit: int | None = None, above: int = 0) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import groupby
 
 from palmette.radix_cache import (
     Lease,
@@ -60,6 +62,15 @@ class KVManager:
         of them.
         """
         return self._num_cached(self._peek(sequence)) if self.prefix_cache else 0
+
+    def known_logprobs(self, sequence: Sequence, first: int) -> SequenceOf[float | None]:
+        """What the tree knows of log P(token | all before it) of its own tokens from position
+        `first` on, as many as are cached.
+        """
+        if not self.prefix_cache or not self.cache.num_pages_with_logprobs:
+            return ()
+        match = self.cache.peek(sequence.token_ids, sequence.namespace)
+        return self.cache.logprobs(match)[first:]
 
     def num_pages_taken(self, sequence: Sequence) -> int:
         """How many of the available pages it would take to compute all of `token_ids`.
@@ -191,6 +202,7 @@ class KVManager:
         num_pages = whole // self.page_size
         publication = lease.publish(sequence.token_ids[:whole], sequence.page_ids[:num_pages])
         sequence.page_ids[:num_pages] = publication.page_ids
+        _keep_logprobs(sequence, lease)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take the pages back. What was computed stays in the tree, unless `keep` is False."""
@@ -222,6 +234,8 @@ class KVManager:
         used = self.num_pages_for(computed) if keep else held
         if used > held:
             lease.publish(sequence.token_ids[:computed], page_ids[:used], tail=True)
+        if keep:
+            _keep_logprobs(sequence, lease)
         self.cache.pages.free(page_ids[max(used, held) :])
         return lease
 
@@ -288,3 +302,12 @@ class KVManager:
             if shared > prefix.num_tokens and shared // self.page_size == num_whole:
                 prefix = Prefix(shared, other.page_ids[num_whole])
         return prefix
+
+
+def _keep_logprobs(sequence: Sequence, lease: Lease) -> None:
+    """Put what was found of the tokens that the lease holds beside their pages."""
+    found = sequence.found_logprobs
+    positions = sorted(p for p in found if p < lease.num_tokens)
+    for _, run in groupby(enumerate(positions), lambda item: item[1] - item[0]):
+        together = [position for _, position in run]
+        lease.set_logprobs(together[0], [found.pop(position) for position in together])

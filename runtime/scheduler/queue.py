@@ -211,8 +211,8 @@ class DepthFirst:
     A newcomer for whom the cache holds more than that comes first.
 
     Before all of these come requests that go on from what their program holds, the oldest program
-    first. And before everybody comes whoever has waited for most of `max_wait` seconds, by arrival, so
-    nobody starves; of those that are overdue together, the ones that begin alike go together, as
+    first. And before everybody comes whoever has waited for most of `max_wait` seconds, by arrival,
+    so nobody starves; of those that are overdue together, the ones that begin alike go together, as
     long as they came within half of `max_wait` of the first.
 
     A round costs O(log n) comparisons for each sequence it tries, whatever waits.

@@ -96,6 +96,24 @@ def test_logprobs_stay_beside_their_pages_through_splits_and_go_with_them(
     assert cache.logprobs(cache.match(tokens(1, 10))) == [None] * 10
 
 
+def test_logprobs_of_a_tail_go_over_to_the_page_that_takes_its_place(cache: RadixCache) -> None:
+    first = cache.match_and_lease(tokens(1, 6))
+    pages = cache.allocate(2)
+    assert pages is not None
+    first.publish(tokens(1, 6), pages, tail=True)  # a page of four, and a tail of two
+    first.set_logprobs(1, [-0.1 * n for n in range(1, 6)])
+    first.release()
+    second = cache.match_and_lease(tokens(1, 8))
+    own = cache.allocate(1)
+    assert own is not None
+    second.drop_tail()
+    second.publish(tokens(1, 8), [*second.page_ids, *own])
+    second.release()
+    assert cache.num_cached_pages == 2
+    known = cache.logprobs(cache.match(tokens(1, 8)))
+    assert known == [None, *(pytest.approx(-0.1 * n) for n in range(1, 6)), None, None]
+
+
 def test_logprobs_are_for_tokens_that_are_held(cache: RadixCache) -> None:
     lease = run(cache, tokens(1, 8))
     with pytest.raises(ValueError, match="tokens 7 to 8, the lease holds 8 tokens"):
