@@ -47,7 +47,9 @@ format: $(DEV) ## Mend what can be mended of style and formatting
 
 bench: $(EXAMPLES) ## Run every benchmark and print its figures
 	$(BIN)/palmette pull $(MODEL)
-	set -e; for script in benchmarks/[a-z]*.py; do $(BIN)/python "$$script"; done
+	set -e; for script in $(filter-out benchmarks/determinism.py, $(wildcard benchmarks/[a-z]*.py)); \
+		do $(BIN)/python "$$script"; done
+	$(BIN)/python benchmarks/determinism.py --quick
 	$(BIN)/python -m benchmarks.programs --ablations no-cache small-pool
 
 clean: ## Remove what was built and cached; .venv and pulled models stay

@@ -35,8 +35,8 @@ class TorchAttention:
     keys in one product and its values in another, as in Hydragen (arXiv:2402.05099) and cascade
     inference (FlashInfer, arXiv:2501.01005). Their scores are joined to those of each sequence's
     own keys before one softmax, so that in float32 the result is that of attending alone, to the
-    bit, where a page is a multiple of 8 tokens. (Of others the last vector of keys is cut, and summed
-    in another order; in bfloat16 the two parts of a sum are each rounded.)
+    bit, where a page is a multiple of 8 tokens. (Of others the last vector of keys is cut short and
+    summed in another order; in bfloat16 the two parts of a sum are each rounded.)
 
     The products are plain `torch.bmm` over the pool's layout. On the CPUs it was measured on that
     is as fast as torch's fused kernel in float32 and 3 times as fast in bfloat16.

@@ -63,6 +63,7 @@ def test_the_ids_are_those_of_one_at_a_time(setting: Setting, twelve: tuple[Matr
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a minute for those one at a time, where nothing else runs
 @pytest.mark.parametrize("setting", matrix()[1:], ids=lambda setting: setting.name)
 def test_the_ids_are_the_same_in_all_of_the_matrix(
     setting: Setting, forty: tuple[Matrix, Run]
