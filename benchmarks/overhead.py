@@ -36,11 +36,12 @@ from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.prefixes import PrefixStore
 from palmette.runtime.scheduler import Scheduler
 from palmette.runtime.scheduler import queue as queues
+from palmette.runtime.scheduler.programs import Programs
 
 GOAL_SHARE = 0.003
 
 # What the engine and the worker call: the whole of the work is done inside these.
-ENTRIES: tuple[type, ...] = (Scheduler, KVManager, PrefixStore)
+ENTRIES: tuple[type, ...] = (Scheduler, Programs, KVManager, PrefixStore)
 # Where it is done, for the table of parts.
 PARTS: tuple[type, ...] = (
     *ENTRIES,
@@ -50,8 +51,8 @@ PARTS: tuple[type, ...] = (
     RadixCache,
     Lease,
 )
-# Arithmetic on one number: a clock would measure itself. And acts that are no work of a step.
-_NOT_TIMED = {"num_pages_for", "next_use", "deliver_events", "node", "tree", "copy", "add_prefix"}
+# Over in less time than a clock takes: it would measure itself.
+_NOT_TIMED = {"num_pages_for", "next_use", "deliver_events", "node"}
 
 
 @dataclass(slots=True)
