@@ -16,7 +16,7 @@ from palmette.lang.backend import Freezes, resolve_backend
 from palmette.lang.call import Call
 from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
-from palmette.lang.options import OPTION_NAMES, sampling_overrides
+from palmette.lang.options import RUN_OPTION_NAMES, sampling_overrides, wants_explanation
 from palmette.lang.run import Run
 from palmette.lang.signals import INTERRUPT_SECONDS
 from palmette.lang.state import State
@@ -91,7 +91,8 @@ class Function:
         """Run the program and wait for all it has started.
 
         Raises what the program raises, and the first failure of a primitive that it has not come to
-        see. Ctrl-C aborts what runs. With `stream`, returns at once, as `stream()` does.
+        see. Ctrl-C aborts what runs. With `stream`, returns at once, as `stream()` does. Options of
+        `gen` are the run's defaults; ``explain=True`` asks why each prompt was cached or not.
         """
         if stream:
             return self.stream(*args, backend=backend, **kwargs)
@@ -277,8 +278,10 @@ class Function:
     ) -> Call:
         """The call, its arguments checked against the program's parameters."""
         arguments, options = self._split(kwargs)
+        explains = wants_explanation(options)
+        options.pop("explain", None)
         return self._make_call(
-            args, arguments, resolve_backend(backend), sampling_overrides(options)
+            args, arguments, resolve_backend(backend), sampling_overrides(options), explains
         )
 
     def _make_call(
@@ -287,12 +290,13 @@ class Function:
         arguments: Mapping[str, Any],
         backend: TokenBackend,
         defaults: Mapping[str, Any],
+        explains: bool,
     ) -> Call:
         return Call(
             self.func,
             args,
             self._checked(args, arguments),
-            Run(backend, defaults, is_async=self.is_async),
+            Run(backend, defaults, is_async=self.is_async, explains=explains),
         )
 
     def _checked(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +316,7 @@ class Function:
         options = {
             name: value
             for name, value in kwargs.items()
-            if name in OPTION_NAMES and name not in self._names
+            if name in RUN_OPTION_NAMES and name not in self._names
         }
         return {n: v for n, v in kwargs.items() if n not in options}, options
 
@@ -332,6 +336,8 @@ class Function:
         if not isinstance(num_threads, int) or num_threads < 1:
             raise ValueError(f"num_threads must be 'auto' or at least 1, got {num_threads!r}")
         shared, run_options = self._split(options)
+        explains = wants_explanation(run_options)
+        run_options.pop("explain", None)
         resolved, defaults = resolve_backend(backend), sampling_overrides(run_options)
         makers = []
         for index, item in enumerate(items):
@@ -342,7 +348,7 @@ class Function:
                 raise TypeError(f"item {index} of the batch: {error}") from None
             makers.append(
                 functools.partial(
-                    self._make_call, args, {**shared, **arguments}, resolved, defaults
+                    self._make_call, args, {**shared, **arguments}, resolved, defaults, explains
                 )
             )
         return batch.Plan(

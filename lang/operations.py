@@ -201,6 +201,7 @@ class Generate(Operation):
             path=branch.path,
             outlook=outlook,
             goes_on=goes_on,
+            explain=branch.run.explains,
         )
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
@@ -224,6 +225,8 @@ class Generate(Operation):
                     "token_ids": tuple(token_ids),
                     **usage_figures(event.usage or Usage()),
                 }
+                if branch.run.explains:
+                    meta["prompt"] = event.prompt
                 if self.sampling.logprobs is not None:
                     meta["logprobs"] = tuple(logprobs)
                 branch.set_slot(self.slot, meta)
@@ -265,6 +268,7 @@ class Choose(Operation):
             path=branch.path,
             outlook=outlook,
             goes_on=goes_on,
+            explain=branch.run.explains,
         )
         result = await self._score(branch, request)
         usage = result.usage
@@ -277,6 +281,8 @@ class Choose(Operation):
         meta = self._meta(
             totals, probabilities, scores, result.logprobs, encoded.continuations, usage
         )
+        if branch.run.explains:
+            meta["prompt"] = result.prompt
         branch.set_slot(self.slot, meta)
 
     async def _pick(

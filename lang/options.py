@@ -32,6 +32,8 @@ _REFUSED = {
     "n": "only n=1 is generated; use fork(n) for several continuations",
 }
 OPTION_NAMES = frozenset((*_SAME_NAME, *_OTHERS, *_REFUSED))
+# `run` and its like take what `gen` takes, and this.
+RUN_OPTION_NAMES = OPTION_NAMES | {"explain"}
 
 
 def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +62,14 @@ def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     _add_logprobs(overrides, given)
     _check(overrides)
     return overrides
+
+
+def wants_explanation(options: Mapping[str, Any]) -> bool:
+    """Whether a run's options ask why prompts were cached or not. Raises TypeError."""
+    explain = options.get("explain", False)
+    if not isinstance(explain, bool):
+        raise TypeError(f"explain must be True or False, got {explain!r}")
+    return explain
 
 
 def resolve_sampling(

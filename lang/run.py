@@ -22,11 +22,17 @@ _WORK = LoopThread("palmette-lang")
 class Run:
     """What the branches of one call of a program share.
 
-    `is_async` says that the program is an `async def`, which must not block its event loop.
+    `is_async` says that the program is an `async def`, which must not block its event loop,
+    `explains` that it is to be said of every prompt why it was cached or not.
     """
 
     def __init__(
-        self, backend: TokenBackend, defaults: Mapping[str, Any], *, is_async: bool = False
+        self,
+        backend: TokenBackend,
+        defaults: Mapping[str, Any],
+        *,
+        is_async: bool = False,
+        explains: bool = False,
     ) -> None:
         self.run_id = uuid.uuid4().hex
         self.forecast = Forecast(self.run_id)
@@ -34,6 +40,7 @@ class Run:
         self.backend = backend
         self.defaults = defaults
         self.is_async = is_async
+        self.explains = explains
         # Reentrant, because a batch that is garbage-collected cancels its runs wherever the
         # collector happens to run.
         self.lock = threading.RLock()

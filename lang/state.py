@@ -140,7 +140,8 @@ class State:
         decoded_tokens + forced_tokens``, ``milliseconds`` and parts of them, ``finish_reason``. For
         `gen` also ``stop_reason``, ``token_ids`` and, if asked for, ``logprobs``; for `select`
         ``probabilities``, ``log_likelihoods``, ``scores``, ``method``, ``token_ids`` and
-        ``token_logprobs``, each by option.
+        ``token_logprobs``, each by option. After ``run(..., explain=True)`` also ``prompt``: its
+        tokens in stretches, each cached or with the reason why it was not.
         """
         return self._settled(name).all_meta()
 

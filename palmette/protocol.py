@@ -167,7 +167,8 @@ class Request:
 
     `outlook` says that the request is one of a program, and what comes behind it. With `goes_on`
     the branch at `path`, or one forked from it, may ask again: what it has computed is kept at hand
-    until then, or until the program ends.
+    until then, or until the program ends. With `explain`, the last event says which tokens of the
+    prompt were cached and why the others were not.
     """
 
     request_id: str
@@ -178,6 +179,7 @@ class Request:
     salt: str = ""
     outlook: Outlook | None = None
     goes_on: bool = False
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -188,7 +190,7 @@ class Request:
 class ScoreRequest:
     """How likely is each continuation of `token_ids`? Shared beginnings are computed once.
 
-    `path`, `outlook` and `goes_on` as in `Request`.
+    `path`, `outlook`, `goes_on` and `explain` as in `Request`.
     """
 
     request_id: str
@@ -198,6 +200,7 @@ class ScoreRequest:
     salt: str = ""
     outlook: Outlook | None = None
     goes_on: bool = False
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -238,6 +241,24 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PromptStretch:
+    """Tokens [start, end) of a prompt: "cached", or the reason why they were computed.
+
+    Reasons: "never seen", "evicted", "diverged", "other namespace", "needed for its logits", "the
+    prefix cache is off". `detail` says more where there is more to say.
+    """
+
+    start: int
+    end: int
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        text = f"tokens {self.start} to {self.end - 1}: {self.reason}"
+        return f"{text} ({self.detail})" if self.detail else text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
     """News of one request. The last event has a `finish_reason` and `usage`.
@@ -247,7 +268,7 @@ class TokenEvent:
     character, is held back together with its tokens. `logprobs` has one entry for each of
     `token_ids` if asked for. Where a stop string cuts a token in two, the part that stays is
     encoded again; such ids have a log-probability of NaN. `stop_reason` is the stop string or
-    stop token that ended it.
+    stop token that ended it. `prompt` explains the prompt, on the last event and if asked for.
     """
 
     request_id: str
@@ -258,15 +279,20 @@ class TokenEvent:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     error: PalmetteError | None = None
+    prompt: tuple[PromptStretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult:
-    """`logprobs[i][j]` is log P(continuations[i][j] | token_ids + continuations[i][:j])."""
+    """`logprobs[i][j]` is log P(continuations[i][j] | token_ids + continuations[i][:j]).
+
+    `prompt` explains the prompt, if asked for.
+    """
 
     request_id: str
     logprobs: tuple[tuple[float, ...], ...]
     usage: Usage
+    prompt: tuple[PromptStretch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

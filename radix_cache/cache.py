@@ -40,7 +40,7 @@ class RadixCache:
     Uses are ordered as they come; `clock` tells when evictions happened, by default in numbers of
     uses. At most `max_pinned_pages` are pinned at a time: half of the pool by default, so that
     pins never stop the rest. The last `num_remembered` evicted pages are remembered for `explain`,
-    at about 200 bytes each. With a `tier`, whole pages that are evicted go there and can come back
+    at about a kilobyte each. With a `tier`, whole pages that are evicted go there and can come back
     (see `Lease.promise`). Not for several threads at a time.
     """
 
@@ -543,7 +543,7 @@ class RadixCache:
         boundary = num_pages * size
         stretches: list[Stretch] = []
         while boundary < len(key):
-            length, departure = self._departure_after(name, key[boundary : boundary + size])
+            length, departure = self.history.departure_after(name, key[boundary : boundary + size])
             if departure is None or boundary + length <= start:
                 break
             end = boundary + length
@@ -557,15 +557,6 @@ class RadixCache:
             if length < size:
                 break
         return stretches
-
-    def _departure_after(self, name: Name, page: list[int]) -> tuple[int, Departure | None]:
-        """The longest beginning of `page` remembered behind the prefix `name`."""
-        for length in range(len(page), 0, -1):
-            following = _page_name(name, page[:length])
-            departure = None if following is None else self.history.departure(following)
-            if departure is not None:
-                return length, departure
-        return 0, None
 
     def _best_other_namespace(
         self, key: list[int], namespace: Namespace, start: int
@@ -660,7 +651,7 @@ class RadixCache:
         else:
             self.stats.num_subsumed_pages += num_pages
         if removal is not Removal.SUBSUMED:
-            self.history.left(node, first, self._departure)
+            self.history.left(node, first, self.page_size, self._departure)
         if self.tier is not None and removal is Removal.EVICTED and not node.is_tail:
             self.tier.take(node.namespace, node.chain[first:], node.page_ids[first:])
         if self._logprobs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from palmette.radix_cache.names import Name
-from palmette.radix_cache.node import Namespace, Node
+from palmette.radix_cache.node import Namespace, Node, common_prefix_length
 from palmette.radix_cache.tree import Removal
 
 
@@ -28,35 +28,69 @@ class History:
         if capacity < 0:
             raise ValueError(f"the number of evicted pages to remember is negative: {capacity}")
         self.capacity = capacity
-        self._departures: OrderedDict[Name, Departure] = OrderedDict()
+        self._pages: OrderedDict[Name, _Left] = OrderedDict()
+        # By the name of what is before them.
+        self._behind: dict[Name, dict[Name, _Left]] = {}
 
     def __len__(self) -> int:
-        return len(self._departures)
+        return len(self._pages)
 
-    def left(self, node: Node, first: int, departure: Departure) -> None:
+    def left(self, node: Node, first: int, page_size: int, departure: Departure) -> None:
         """The pages of `node` from `first` on are leaving."""
         if not self.capacity:
             return
-        for name in node.chain[first:]:
-            self._departures[name] = departure  # never there yet: it was in the tree
-        while len(self._departures) > self.capacity:
-            self._departures.popitem(last=False)
+        before = node.name_before(first)
+        token_ids = node.token_ids_from(first, page_size)
+        for place, name in enumerate(node.chain[first:]):
+            page = token_ids[place * page_size : (place + 1) * page_size]
+            left = self._pages[name] = _Left(before, page, departure)  # it was in the tree
+            self._behind.setdefault(before, {})[name] = left
+            before = name
+        while len(self._pages) > self.capacity:
+            name, left = self._pages.popitem(last=False)
+            self._forget_behind(name, left)
 
     def left_tier(self, names: Iterable[Name], departure: Departure) -> None:
         """Pages that had left the tree before are now gone for good."""
         for name in names:
-            if name in self._departures:
-                self._departures[name] = departure
+            left = self._pages.get(name)
+            if left is not None:
+                left.departure = departure
 
     def came(self, node: Node, first: int) -> None:
         """The pages of `node` from `first` on are in the tree."""
-        if self._departures:
+        if self._pages:
             for name in node.chain[first:]:
-                self._departures.pop(name, None)
+                left = self._pages.pop(name, None)
+                if left is not None:
+                    self._forget_behind(name, left)
 
-    def departure(self, name: Name) -> Departure | None:
-        """How the prefix of that name left, if it did and is remembered."""
-        return self._departures.get(name)
+    def departure_after(self, before: Name, page: list[int]) -> tuple[int, Departure | None]:
+        """The longest beginning of `page` that is remembered behind the prefix `before`, and how
+        the page that began so left. O(pages remembered there).
+        """
+        key = tuple(page)
+        longest, departure = 0, None
+        for left in self._behind.get(before, {}).values():
+            length = common_prefix_length(left.token_ids, key)
+            if length > longest:
+                longest, departure = length, left.departure
+        return longest, departure
+
+    def _forget_behind(self, name: Name, left: _Left) -> None:
+        siblings = self._behind[left.before]
+        del siblings[name]
+        if not siblings:
+            del self._behind[left.before]
+
+
+@dataclass(slots=True)
+class _Left:
+    """A page that left: the name of what is before it, its tokens, and how it left."""
+
+    before: Name
+    token_ids: tuple[int, ...]
+    departure: Departure
 
 
 class Reason(Enum):

@@ -215,6 +215,12 @@ class Node:
             return tuple(self.rest[(page - 1) * page_size :])
         return (*self.first_page, *self.rest)
 
+    def name_before(self, page: int) -> Name:
+        """The name of the prefix that the edge's own page number `page` follows."""
+        if page:
+            return self.chain[page - 1]
+        return root_name(self.namespace) if self.parent is None else self.parent.chain_end()
+
     def chain_end(self) -> Name:
         """The name of the whole prefix that ends with this node."""
         return self.chain[-1] if self.chain else root_name(self.namespace)

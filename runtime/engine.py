@@ -30,6 +30,7 @@ from palmette.protocol import (
     ChatTemplate,
     FinishReason,
     Outlook,
+    PromptStretch,
     Request,
     SamplingParams,
     ScoreRequest,
@@ -41,6 +42,7 @@ from palmette.protocol import (
 )
 from palmette.radix_cache import Explanation, Namespace, RadixCache, Tier
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
+from palmette.runtime.explaining import prompt_stretches
 from palmette.runtime.kv.frozen import (
     FrozenPrefix,
     Identity,
@@ -183,7 +185,7 @@ class Engine:
             host = HostPool.of_size(pool, cache.host_memory, cache.host_directory)
         self._tier = Tier(host.num_slots, host.store) if host is not None else None
         self._kv = KVManager(
-            RadixCache(num_pages=num_pages, page_size=page_size, tier=self._tier),
+            RadixCache(num_pages=num_pages, page_size=page_size, clock=clock, tier=self._tier),
             page_size,
             prefix_cache=cache.prefix_cache,
         )
@@ -330,6 +332,7 @@ class Engine:
             path=request.path,
             program=self._program_of(request),
             goes_on=request.goes_on,
+            explains=request.explain,
         )
         if needs_counts(sampling):
             sequence.prompt_counts = TokenCounts(request.token_ids)
@@ -379,6 +382,7 @@ class Engine:
                     path=request.path,
                     program=program,
                     goes_on=request.goes_on,
+                    explains=request.explain,
                 )
             )
         self._live[request.request_id] = group
@@ -620,6 +624,10 @@ class Engine:
         sequence.admission_counted = True
         self._counters.prompt_tokens += sequence.num_prompt_tokens
         self._counters.cached_tokens += sequence.tally.cached
+        if sequence.explains and isinstance(sequence, ScoringSequence):
+            group = sequence.group
+            # Of several paths the first one computes the prompt, as far as it is not cached.
+            group.prompt = group.prompt or self._stretches(sequence, group.request.token_ids)
 
     def _advance_scoring(self, sequence: ScoringSequence, outcome: Outcome, now: float) -> None:
         group = sequence.group
@@ -767,6 +775,19 @@ class Engine:
             stop_reason=stop_reason,
             usage=self._usage(sequence),
             error=error,
+            prompt=self._stretches(sequence, sequence.request.token_ids)
+            if sequence.explains and sequence.admitted_at is not None
+            else (),
+        )
+
+    def _stretches(self, sequence: Sequence, prompt: tuple[int, ...]) -> tuple[PromptStretch, ...]:
+        assert sequence.admitted_at is not None
+        num_tokens = len(prompt)
+        return prompt_stretches(
+            sequence.explanation,
+            num_tokens=num_tokens,
+            num_cached=min(num_tokens, sequence.tally.cached),
+            now=sequence.admitted_at,
         )
 
     def _usage(self, sequence: GenerationSequence) -> Usage:

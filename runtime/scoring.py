@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from palmette.protocol import ScoreRequest, ScoreResult, Usage
+from palmette.protocol import PromptStretch, ScoreRequest, ScoreResult, Usage
 from palmette.runtime.sequence import TokenTally
 
 Node = tuple[int, ...]  # of the continuations' prefix tree: the tokens that lead to it
@@ -57,6 +57,7 @@ class ScoreGroup:
     tallies: list[TokenTally] = field(default_factory=list)
     claimed: set[Node] = field(default_factory=set)  # asked of a sequence already
     found: dict[Node, dict[int, float]] = field(default_factory=dict)
+    prompt: tuple[PromptStretch, ...] = ()  # why it was cached or not, if that is asked for
 
     def record(self, node: Node, logprobs: Mapping[int, float]) -> None:
         """The log-probabilities of the tokens that may come after `node`."""
@@ -84,4 +85,6 @@ class ScoreGroup:
             first_token_seconds=now - self.submitted_at,
             total_seconds=now - self.submitted_at,
         )
-        return ScoreResult(request_id=self.request.request_id, logprobs=logprobs, usage=usage)
+        return ScoreResult(
+            request_id=self.request.request_id, logprobs=logprobs, usage=usage, prompt=self.prompt
+        )

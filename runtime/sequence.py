@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from palmette.protocol import TokenLogprob
-from palmette.radix_cache import Lease, Namespace
+from palmette.radix_cache import Explanation, Lease, Namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as SequenceOf
@@ -114,6 +114,8 @@ class Sequence:
     program: Program | None = None
     goes_on: bool = False
     handle: Handle | None = None
+    explains: bool = False
+    explanation: Explanation | None = None  # of the prompt, from just before the first admission
     # By position: log P(token | all before it) of own tokens, found and not yet in the tree.
     found_logprobs: dict[int, float] = field(default_factory=dict)
 

@@ -36,6 +36,7 @@ from palmette.protocol import (
     FinishReason,
     Message,
     Piece,
+    PromptStretch,
     Request,
     SamplingParams,
     ScoreRequest,
@@ -339,6 +340,8 @@ class ScriptedBackend:
                         first_token_seconds=first_token_seconds,
                         total_seconds=time.monotonic() - started,
                     )
+                    if request.explain:
+                        event = replace(event, prompt=_stretches(request.token_ids, num_cached))
                 yield event
         except Exception:
             ended = True
@@ -365,6 +368,7 @@ class ScriptedBackend:
             num_cached = self._cache.insert(request.salt, request.token_ids)
             num_prompt = len(request.token_ids)
             num_cached = min(num_cached, num_prompt - 1)
+            prompt = _stretches(request.token_ids, num_cached) if request.explain else ()
             inner = {ids[:end] for ids in request.continuations for end in range(1, len(ids))}
             for ids in sorted(inner, key=len):
                 matched = self._cache.insert(request.salt, request.token_ids + ids)
@@ -386,6 +390,7 @@ class ScriptedBackend:
                 prefilled_tokens=num_prompt - num_cached,
                 total_seconds=time.monotonic() - started,
             ),
+            prompt=prompt,
         )
 
     def flush_cache(self) -> None:
@@ -685,3 +690,12 @@ def _allows(constraint: Constraint, text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _stretches(prompt: tuple[int, ...], num_cached: int) -> tuple[PromptStretch, ...]:
+    """Nothing is ever evicted here: what is not cached was never seen."""
+    stretches = (
+        PromptStretch(0, num_cached, "cached"),
+        PromptStretch(num_cached, len(prompt), "never seen"),
+    )
+    return tuple(stretch for stretch in stretches if stretch.end > stretch.start)

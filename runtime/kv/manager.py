@@ -137,13 +137,16 @@ class KVManager:
         """
         token_ids = sequence.token_ids
         if not self.prefix_cache:
-            pages = self._room(0, num_tokens, len(token_ids))
+            pages = self._room(sequence, 0, num_tokens)
             if pages is None:
                 return False
             sequence.page_ids = pages
             sequence.note_admitted(0, now)
             return True
         limit = sequence.max_cached_tokens
+        if sequence.explains and sequence.admitted_at is None:
+            prompt = token_ids[: sequence.num_prompt_tokens]
+            sequence.explanation = self.cache.explain(prompt, sequence.namespace)
         lease = self._lease(sequence, limit)
         whole_pages = list(lease.page_ids)
         prefix = Prefix(lease.num_tokens, lease.tail.page_id if lease.tail else None)
@@ -157,7 +160,7 @@ class KVManager:
         # held, a pool with no page to spare could never admit.
         lease.drop_tail()
         planned = min(prefix.num_tokens + num_tokens, len(token_ids))
-        pages = self._room(len(whole_pages), planned, len(token_ids))
+        pages = self._room(sequence, len(whole_pages), planned)
         if pages is None:
             promise.cancel()
             lease.release()
@@ -182,7 +185,7 @@ class KVManager:
         needed = self.num_pages_for(sequence.num_computed_tokens + num_tokens)
         missing = needed - len(sequence.page_ids)
         if missing > 0:
-            pages = self.cache.allocate(missing)
+            pages = self.cache.allocate(missing, by=sequence.request_id)
             if pages is None:
                 return False
             sequence.page_ids += pages
@@ -280,12 +283,13 @@ class KVManager:
         # that comes back is no new prompt. The engine's counters tell cached prompt tokens.
         return self.cache.lease(match, counted=False)
 
-    def _room(self, num_held: int, num_tokens: int, num_tokens_in_all: int) -> list[int] | None:
-        """Pages for tokens up to `num_tokens`, if pages up to `num_tokens_in_all` could be had."""
-        in_all = self.num_pages_for(num_tokens_in_all) - num_held
+    def _room(self, sequence: Sequence, num_held: int, num_tokens: int) -> list[int] | None:
+        """Pages for tokens up to `num_tokens`, if pages for all of the sequence could be had."""
+        in_all = self.num_pages_for(len(sequence.token_ids)) - num_held
         if in_all > self.cache.num_available:
             return None
-        return self.cache.allocate(self.num_pages_for(num_tokens) - num_held)
+        num_pages = self.num_pages_for(num_tokens) - num_held
+        return self.cache.allocate(num_pages, by=sequence.request_id)
 
     def _partial_donor(
         self, sequence: Sequence, prefix: Prefix, num_whole: int, running: Iterable[Sequence]

@@ -114,6 +114,21 @@ def test_logprobs_of_a_tail_go_over_to_the_page_that_takes_its_place(cache: Radi
     assert known == [None, *(pytest.approx(-0.1 * n) for n in range(1, 6)), None, None]
 
 
+def test_the_beginning_of_an_evicted_page_is_known_to_be_evicted(cache: RadixCache) -> None:
+    run(cache, tokens(1, 11), tail=True).release()  # two pages of four, and a tail of three
+    assert cache.evict(2) == 2
+    explained = cache.explain([*tokens(1, 10), 99])
+    assert [(s.start, s.end, s.reason.value) for s in explained.stretches] == [
+        (0, 4, "cached"),
+        (4, 10, "evicted"),
+        (10, 11, "never seen"),
+    ]
+    explained = cache.explain([*tokens(1, 6), 99])
+    assert [(s.start, s.end) for s in explained.stretches if s.reason.value == "evicted"] == [
+        (4, 6)
+    ]
+
+
 def test_logprobs_are_for_tokens_that_are_held(cache: RadixCache) -> None:
     lease = run(cache, tokens(1, 8))
     with pytest.raises(ValueError, match="tokens 7 to 8, the lease holds 8 tokens"):
