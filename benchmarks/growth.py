@@ -486,6 +486,9 @@ def plot(figures: Figures, path: Path) -> None:
                 axes.loglog(xs, ys, style, marker="o", markersize=3, label=curve.name + slope)
             if panel is figures.match_nodes:
                 axes.axhline(MATCH_GOAL_US, color="grey", linewidth=0.8, linestyle=":")
+            sizes = sorted({p.size for curve in panel.curves.values() for p in curve.points})
+            axes.set_xticks(sizes, labels=[f"{size:,}" for size in sizes], rotation=30)
+            axes.set_xticks([], minor=True)
             axes.set_title(panel.title)
             axes.set_xlabel(panel.over)
             axes.set_ylabel("microseconds, median")
