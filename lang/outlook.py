@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from palmette.protocol import Outlook
 
@@ -46,6 +46,7 @@ class Forecast:
         self._program_id = program_id
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._told: Outlook | None = None
+        self._version = 0
 
     def note_encoded(self, num_tokens: int, num_chars: int) -> None:
         """How long text of this program is in tokens: its constants are probably alike."""
@@ -55,23 +56,23 @@ class Forecast:
     def ask(self) -> Outlook:
         """The outlook for a request."""
         self.has_asked = True
-        self._told = self._outlook()
-        return self._told
+        return self._tell(self._outlook())
 
     def news(self) -> Outlook | None:
         """The outlook, if the backend knows the program and something has changed since."""
         outlook = self._outlook()
         if not self.has_asked or outlook == self._told:
             return None
-        self._told = outlook
-        return outlook
+        return self._tell(outlook)
 
     def latest(self) -> Outlook | None:
         """The outlook, if the backend knows the program."""
-        if not self.has_asked:
-            return None
-        self._told = self._outlook()
-        return self._told
+        return self._tell(self._outlook()) if self.has_asked else None
+
+    def _tell(self, outlook: Outlook) -> Outlook:
+        self._told = outlook  # without a version, for comparison
+        self._version += 1
+        return replace(outlook, version=self._version)
 
     def _outlook(self) -> Outlook:
         num_chars, num_generated = self.ahead.num_chars, self.ahead.num_generated

@@ -149,10 +149,12 @@ class Outlook:
     Behind what was asked so far, all its branches together will still append about
     `constant_tokens` of constants and at most `generated_tokens` of generations. A program that
     cannot know more yet, since it waits for a value, says what it knows. `program_id` is one for
-    each run.
+    each run. Of two outlooks of a program the one with the greater `version` is the newer one: a
+    request may wait for its constraint to be compiled while the program announces more.
     """
 
     program_id: str
+    version: int = 0
     constant_tokens: int = 0
     generated_tokens: int = 0
 

@@ -156,6 +156,21 @@ class RadixCache:
         """As `match`, without counting as a use: for who only wants to know."""
         return self._match(list(token_ids), namespace, None)
 
+    def peek_behind(self, lease: Lease, token_ids: Sequence[int]) -> Match:
+        """See `Lease.peek`."""
+        node = lease.node("peek")
+        num_held = lease.num_pages
+        if len(token_ids) < num_held * self.page_size:
+            raise ValueError(f"{len(token_ids)} tokens given, the lease holds {num_held} pages")
+        key = list(token_ids)
+        behind = self._match_below(node, key[num_held * self.page_size :], None)
+        return replace(
+            behind,
+            num_tokens=num_held * self.page_size + behind.num_tokens,
+            page_ids=lease.page_ids + behind.page_ids,
+            found=replace(behind.found, key=key),
+        )
+
     def lease(self, match: Match, *, counted: bool = True) -> Lease:
         """Hold what was matched. An empty match is fine: its lease can publish.
 

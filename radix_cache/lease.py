@@ -155,6 +155,14 @@ class Lease:
         """
         return self._cache.promise(self, token_ids)
 
+    def peek(self, token_ids: Sequence[int]) -> Match:
+        """As `RadixCache.peek`, but looks only at what is behind the pages held.
+
+        `token_ids` from the first one on; they begin with those of the pages held. O(tokens behind
+        the pages held), beyond copying the list of pages.
+        """
+        return self._cache.peek_behind(self, token_ids)
+
     def copy(self) -> Lease:
         """Another lease on the same pages and tail, as a fork needs. O(1) but for the page list."""
         node = self.node("copy")

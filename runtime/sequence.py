@@ -114,6 +114,7 @@ class Sequence:
     program: Program | None = None
     goes_on: bool = False
     handle: Handle | None = None
+    takes_over: bool = False  # the handle is of its own branch, which needs it no more then
     explains: bool = False
     explanation: Explanation | None = None  # of the prompt, from just before the first admission
     # By position: log P(token | all before it) of own tokens, found and not yet in the tree.

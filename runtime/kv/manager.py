@@ -80,11 +80,10 @@ class KVManager:
         needed = self.num_pages_for(len(sequence.token_ids))
         if not self.prefix_cache:
             return needed
-        handle = sequence.handle
-        if handle is not None and not handle.lease.is_released:
-            return max(1, needed - handle.lease.num_pages)
         match = self._peek(sequence)
-        return needed - len(match.page_ids) + num_unheld_pages(match)
+        num_taken = needed - len(match.page_ids) + num_unheld_pages(match)
+        # The tail of its own branch is copied and comes back.
+        return num_taken - (_tail_taken_over(sequence) is not None)
 
     def num_pages_freed_without(
         self, handles: Iterable[Handle], sequences: Iterable[Sequence]
@@ -161,6 +160,11 @@ class KVManager:
         lease.drop_tail()
         planned = min(prefix.num_tokens + num_tokens, len(token_ids))
         pages = self._room(sequence, len(whole_pages), planned)
+        own_handle = _tail_taken_over(sequence)
+        if own_handle is not None:
+            own_handle.lease.drop_tail()
+            if pages is None:
+                pages = self._room(sequence, len(whole_pages), planned)
         if pages is None:
             promise.cancel()
             lease.release()
@@ -266,7 +270,10 @@ class KVManager:
 
     def _peek(self, sequence: Sequence) -> Match:
         limit = sequence.max_cached_tokens
-        return self.cache.peek(sequence.token_ids[:limit], sequence.namespace)
+        key, handle = sequence.token_ids[:limit], sequence.handle
+        if handle is not None and handle.fits(sequence.namespace, key, limit):
+            return handle.lease.peek(key)
+        return self.cache.peek(key, sequence.namespace)
 
     def _lease(self, sequence: Sequence, limit: int) -> Lease:
         """A hold on the longest cached prefix, `limit` tokens at most.
@@ -315,3 +322,11 @@ def _keep_logprobs(sequence: Sequence, lease: Lease) -> None:
     for _, run in groupby(enumerate(positions), lambda item: item[1] - item[0]):
         together = [position for _, position in run]
         lease.set_logprobs(together[0], [found.pop(position) for position in together])
+
+
+def _tail_taken_over(sequence: Sequence) -> Handle | None:
+    """The handle of the sequence's own branch, if it holds a tail, which is to be copied."""
+    handle = sequence.handle
+    if handle is None or not sequence.takes_over or handle.lease.is_released:
+        return None
+    return handle if handle.lease.tail is not None else None

@@ -61,6 +61,7 @@ class Program:
         "program_id",
         "running",
         "serial",
+        "version",
         "waiting",
     )
 
@@ -69,6 +70,7 @@ class Program:
         self.serial = 0  # the order in which programs began; 0: not yet
         self.active_since = math.inf  # when something of it was admitted first
         self.idle_since = math.inf  # when it had nothing to do any more
+        self.version = 0  # of the outlook that was heard last
         self.constant_tokens = 0
         self.generated_tokens = 0
         self.handles: dict[Path, Handle] = {}
@@ -122,8 +124,10 @@ class Programs:
         program = self._by_id.get(outlook.program_id)
         if program is None:
             program = self._by_id[outlook.program_id] = Program(outlook.program_id)
-        program.constant_tokens = outlook.constant_tokens
-        program.generated_tokens = outlook.generated_tokens
+        if outlook.version >= program.version:
+            program.version = outlook.version
+            program.constant_tokens = outlook.constant_tokens
+            program.generated_tokens = outlook.generated_tokens
         return program
 
     def end_branches(self, program_id: str, paths: Iterable[Path]) -> None:
@@ -156,6 +160,7 @@ class Programs:
             program.waiting[id(sequence)] = sequence
             program.idle_since = math.inf
             sequence.handle = program.handle_for(sequence.path)
+            sequence.takes_over = sequence.path in program.handles
 
     def admitted(self, sequence: Sequence, now: float) -> bool:
         """It runs; whether its program began with it."""
@@ -165,10 +170,7 @@ class Programs:
             return False
         del program.waiting[id(sequence)]
         program.running[id(sequence)] = sequence
-        if sequence.handle is not None and program.handles.get(sequence.path) is sequence.handle:
-            # Its own branch: the tail was copied, and the pages are held twice now.
-            sequence.handle.lease.drop_tail()
-            sequence.handle = None
+        sequence.handle = None
         if program.has_begun or program.program_id not in self._by_id:
             return False
         self._num_begun += 1

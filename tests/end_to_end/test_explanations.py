@@ -147,8 +147,9 @@ def test_a_program_asks_for_all_its_prompts_at_once() -> None:
         assert "prompt" not in program.run(name="z", **options).meta("a")
     with pytest.raises(TypeError, match="explain must be True or False"):
         program.run(name="x", explain="yes")
+    unknown = {"explain": True}
     with pytest.raises(TypeError, match="explain"):
-        pm.gen("a", **{"explain": True})
+        pm.gen("a", **unknown)
 
 
 def test_the_scripted_backend_explains_as_well() -> None:

@@ -239,3 +239,20 @@ def test_a_backend_that_does_not_listen_is_told_nothing() -> None:
         s += "x" + pm.gen("a", max_tokens=2)
 
     assert program.run(backend=ScriptedBackend("ab"))["a"] == "ab"
+
+
+def test_every_outlook_is_newer_than_the_one_before() -> None:
+    backend = Listener("abcd")
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        for turn in range(4):
+            s += "x" * 10 + pm.gen("a", max_tokens=4, append=True)
+            s.sync() if turn % 2 else None
+
+    program.run(backend=backend)
+    asked = [r.outlook.version for r in backend.asked() if r.outlook]
+    heard = [outlook.version for outlook, _ in backend.heard]
+    assert asked == sorted(asked)
+    assert heard == sorted(heard)
+    assert len({*asked, *heard}) == len(asked) + len(heard)

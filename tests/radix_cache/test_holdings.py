@@ -46,6 +46,25 @@ def test_what_some_leases_hold_alone_is_what_their_release_frees(seed: int, page
 
 @settings(deadline=None, max_examples=200)
 @given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 2, 4]))
+def test_a_lease_sees_behind_its_pages_what_a_look_from_the_root_sees(
+    seed: int, page_size: int
+) -> None:
+    rng = random.Random(seed)
+    cache, prompts = grown_cache(rng, page_size)
+    prompt = rng.choice(prompts)
+    lease = cache.match_and_lease(prompt[: rng.randrange(len(prompt) + 1)])
+    key = prompt + [rng.randrange(3) for _ in range(rng.randrange(6))]
+    seen, expected = lease.peek(key), cache.peek(key)
+    assert seen == expected  # the same tokens, pages and tail
+    assert num_unheld_pages(seen) == num_unheld_pages(expected)
+    other = cache.lease(seen)
+    assert other.page_ids == expected.page_ids
+    other.release()
+    lease.release()
+
+
+@settings(deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 2, 4]))
 def test_what_nobody_holds_of_a_match_is_what_its_lease_takes(seed: int, page_size: int) -> None:
     rng = random.Random(seed)
     cache, prompts = grown_cache(rng, page_size)

@@ -351,3 +351,14 @@ def test_any_programs_end_with_every_page_in_one_place(
         world.end(program_id)
     world.cache.flush()
     assert world.cache.pages.num_free == num_pages
+
+
+def test_an_outlook_that_comes_late_replaces_no_newer_one() -> None:
+    programs = ProgramWorld().scheduler.programs
+    newer = Outlook(program_id="p", version=2, constant_tokens=50, generated_tokens=9)
+    older = Outlook(program_id="p", version=1, constant_tokens=3)
+    programs.hear(newer)
+    program = programs.hear(older)
+    assert (program.constant_tokens, program.generated_tokens) == (50, 9)
+    programs.hear(Outlook(program_id="p", version=3, constant_tokens=1))
+    assert (program.constant_tokens, program.generated_tokens) == (1, 0)
