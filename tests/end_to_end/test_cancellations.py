@@ -51,6 +51,9 @@ from tests.runtime.server.harness import COMPLETIONS, events_of, live, wait_for
 ROUTES = {"engine": 4000, "clients": 3000, "programs": 1500, "server": 1500}
 NUM_QUICK = {"engine": 1000, "clients": 200, "programs": 100, "server": 60}
 
+# Room for two of the longest, and for three more in the tier: 100 pages of 4 tokens of 8 bytes.
+WITH_HOST_TIER = EngineOptions(num_pages=64, host_memory=100 * 4 * 8)
+
 
 @pytest.fixture(autouse=True)
 def threads_take_turns_often() -> Iterator[None]:
@@ -401,7 +404,7 @@ def test_programs_that_are_given_up_leave_nothing_and_change_nothing(count: int)
     started = time.monotonic()
     rng = random.Random(count)
     found: Counter[str] = Counter()
-    with WatchedEngine.watching(lambda: make_engine("history", num_pages=64)) as engine:
+    with WatchedEngine.watching(lambda: make_engine("history", **WITH_HOST_TIER)) as engine:
         run = functools.partial(story.run, backend=engine, temperature=0)
         stream = functools.partial(story.stream, backend=engine, temperature=0)
         expected = {stem: told(run(stem)) for stem in STEMS}
@@ -490,7 +493,7 @@ def test_connections_that_break_leave_nothing_and_change_nothing(count: int) -> 
     started = time.monotonic()
     found: Counter[str] = Counter()
     alone = Alone("history")
-    with WatchedEngine.watching(lambda: make_engine("history", num_pages=64)) as engine:
+    with WatchedEngine.watching(lambda: make_engine("history", **WITH_HOST_TIER)) as engine:
         with live(engine) as url:
             connections = Connections(url, alone, random.Random(count), found)
             for wanted in range(30, count + 30, 30):
