@@ -20,6 +20,9 @@ _MAX_OVERDUE_TRIED = 64
 # those that run to make room.
 OVERDUE_SHARE = 0.75
 
+# Among so many of programs that have begun the nearest one is looked for.
+_MAX_BESIDE = 64
+
 # Of those that are overdue, whoever came this share of the bound later than the first of them may
 # pass it, if it begins like the one admitted last.
 _MATE_SHARE = 0.5
@@ -316,7 +319,6 @@ class _DepthFirstRound:
         self._now = now
         self._resumed = iter(list(queue.arrivals.resumed))
         self._last_begun: tuple[int, int, Sequence] | None = None  # looked at last, going on
-        self._last_beside: tuple[int, int, Sequence] | None = None  # looked at last, beside
         # Back to the subtrees that were left, the one left last first.
         self._left = reversed(list(queue.left.values()))
         self._passed: set[int] = set()  # tried out of the walk's order and deferred
@@ -374,16 +376,21 @@ class _DepthFirstRound:
         return None
 
     def _begun_beside(self) -> Sequence | None:
-        """The others of programs that have begun: nobody new is tried any more."""
-        begun = self._queue.begun
-        index = 0 if self._last_beside is None else bisect_right(begun, self._last_beside)
-        while index < len(begun):
-            self._last_beside = begun[index]
-            sequence = begun[index][2]
-            if self._queue.is_new(sequence) and id(sequence) not in self._passed:
-                return sequence
-            index += 1
-        return None
+        """The others of programs that have begun, now that nobody new is tried any more: of the
+        oldest ones the one that shares most with the one admitted last.
+        """
+        last = self._queue.last
+        candidates = islice(
+            (
+                sequence
+                for _, _, sequence in self._queue.begun
+                if self._queue.is_new(sequence) and id(sequence) not in self._passed
+            ),
+            _MAX_BESIDE,
+        )
+        if last is None:
+            return next(candidates, None)
+        return max(candidates, key=lambda s: shared_length(s, last), default=None)
 
     def _overdue(self) -> Sequence | None:
         for sequence in islice(self._queue.arrivals.new, _MAX_OVERDUE_TRIED):
