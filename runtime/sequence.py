@@ -304,9 +304,10 @@ def shared_length(one: Sequence, other: Sequence, limit: int | None = None, abov
     """
     mine, theirs = one.token_ids, other.token_ids
     limit = min(len(mine) if limit is None else limit, len(theirs))
-    if above >= limit or one is other or one.namespace != other.namespace:
+    # The one token tells most pairs apart.
+    if above >= limit or one is other or mine[above] != theirs[above]:
         return 0
-    if mine[above] != theirs[above] or mine[:above] != theirs[:above]:
+    if one.namespace != other.namespace or mine[:above] != theirs[:above]:
         return 0
     low, high = above + 1, limit  # mine[:low] is shared; find the greatest such low
     while low < high:

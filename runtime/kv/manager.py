@@ -80,10 +80,13 @@ class KVManager:
         needed = self.num_pages_for(len(sequence.token_ids))
         if not self.prefix_cache:
             return needed
+        handle = sequence.handle
+        if handle is not None and not handle.lease.is_released:
+            # More than it holds may be there, but this is asked often. The tail of its own branch
+            # is copied and comes back.
+            return needed - handle.lease.num_pages - (_tail_taken_over(sequence) is not None)
         match = self._peek(sequence)
-        num_taken = needed - len(match.page_ids) + num_unheld_pages(match)
-        # The tail of its own branch is copied and comes back.
-        return num_taken - (_tail_taken_over(sequence) is not None)
+        return needed - len(match.page_ids) + num_unheld_pages(match)
 
     def num_pages_freed_without(
         self, handles: Iterable[Handle], sequences: Iterable[Sequence]
@@ -109,10 +112,11 @@ class KVManager:
         limit = sequence.max_cached_tokens
         cached = self.cached_tokens(sequence)
         best, best_tokens = None, cached
+        has_tier = self.cache.tier is not None
         for other in running:
             # What comes back from the tier for another is in the tree a step later: whoever could
             # have no more from the tier does better to share those pages than to copy them again.
-            comes_back = best_tokens > 0 and self._awaits_restore(other)
+            comes_back = has_tier and best_tokens > 0 and self._awaits_restore(other)
             above = best_tokens - 1 if comes_back else best_tokens
             shared = shared_length(sequence, other, limit, above)
             if shared <= above:
