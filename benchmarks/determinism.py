@@ -141,11 +141,18 @@ def chosen(settings: Iterable[Setting], words: Iterable[str]) -> list[Setting]:
 
 # ------------------------------------------------------------------------------------- prompts
 
+# The first is so long that attention reads it once for all that share it (`attention/sharing.py`).
 OPENINGS = (
     "The keeper of the north gate writes down who comes and goes, and when. On the second day of "
     "the thaw the river stood at the third mark, two carts of slate waited on the far bank, and "
     "the ferry did not run. A woman with a lame mule asked for shelter and was given the loft "
-    "above the toll house. Toward evening the wind turned, and with it came the first geese. ",
+    "above the toll house. Toward evening the wind turned, and with it came the first geese. On "
+    "the third day the water fell by a hand. The carts crossed before noon, the second of them "
+    "with a split wheel, and paid for four. A boy brought a letter for the keeper that was meant "
+    "for the keeper of the south gate, and was sent on with bread in his pocket. On the fourth "
+    "day nobody came. On the fifth came a man who sold needles, a man who bought hair, and a "
+    "woman who said that she only wished to look at the river, and who looked at it until it was "
+    "dark and the gate was shut. ",
     "Inventory of the mill at Orrin, taken by candlelight: forty sacks of rye, eleven of barley, "
     "one broken quern, nine cats. Anything that is not on this list belongs to the miller's "
     "sister. ",
@@ -224,21 +231,23 @@ class Case:
 
 
 def prompts(tokenizer: EngineTokenizer) -> list[list[int]]:
-    """Forty of them, so ordered that the first few are of every kind."""
-    texts = [o + e for o, e in itertools.product(OPENINGS, ENDINGS)]
-    shared: list[list[int]] = [tokenizer.encode(text) for text in texts]
-    turns: list[list[int]] = []
-    for question in ASKED:
+    """Forty of them, so ordered that the first twelve are of every kind.
+
+    Of ten in a row four share one opening and three another, one is a turn of a conversation, two
+    are alone.
+    """
+    found: list[list[int]] = []
+    for tenth, question in enumerate(ASKED):
+        opening, other = OPENINGS[tenth], OPENINGS[(tenth + 1) % len(OPENINGS)]
+        texts = [opening + ending for ending in ENDINGS[:4]]
+        texts += [other + ending for ending in ENDINGS[4:]]
+        found += [tokenizer.encode(text) for text in texts]
         conversation: list[Message] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": question},
         ]
-        turns.append(tokenizer.encode(tokenizer.chat_template.render(conversation)))
-    alone = [tokenizer.encode(text) for text in ALONE]
-    # Of ten in a row seven begin like others, one is a turn of a conversation, two are alone.
-    found: list[list[int]] = []
-    for tenth in range(4):
-        found += [*shared[tenth::4], turns[tenth], *alone[2 * tenth : 2 * tenth + 2]]
+        found.append(tokenizer.encode(tokenizer.chat_template.render(conversation)))
+        found += [tokenizer.encode(text) for text in ALONE[2 * tenth : 2 * tenth + 2]]
     return found
 
 
@@ -553,7 +562,7 @@ class Matrix:
             setting=setting,
             hashes={name: hash_of(found) for name, found in ids.items()},
             seconds=seconds,
-            num_preempted=sum(usage.num_preemptions > 0 for usage in usages if usage),
+            num_preempted=_num_preempted(ended),
             cached_tokens=sum(usage.cached_tokens for usage in usages if usage),
             forced_tokens=sum(usage.forced_tokens for usage in usages if usage),
         )
@@ -587,11 +596,26 @@ class Matrix:
         if setting.preempted and setting.batch == 1:
             return self._each_in_company(setting, recorder, finished)
         sizes = [self._num_pages(case.num_tokens) for case in self.cases]
-        num_pages = 3 * sum(sizes)  # for all, for the earlier pass, and nothing is evicted
-        if setting.preempted:
-            # With few tokens in a step, most of them prefill, and no more than these run at a time.
-            most = min(setting.batch, len(sizes), (setting.chunk or 1 << 20) // 4)
-            num_pages = max(*sizes, math.ceil(SMALL_POOL * most * sum(sizes) / len(sizes)))
+        if not setting.preempted:
+            # For all, for the earlier pass too, and nothing is evicted.
+            return self._all_at_once(setting, 3 * sum(sizes), recorder, finished)
+        # With few tokens in a step, most of them prefill, and no more than these run at a time.
+        most = min(setting.batch, len(sizes), (setting.chunk or 1 << 20) // 4)
+        num_pages = max(*sizes, math.ceil(SMALL_POOL * most * sum(sizes) / len(sizes)))
+        ended = self._all_at_once(setting, num_pages, recorder, finished)
+        # It is the prompts' lengths that decide whether any is; a run without is none of this kind.
+        while not _num_preempted(ended) and num_pages > max(sizes):
+            num_pages = max(*sizes, num_pages * 3 // 4)
+            ended = self._all_at_once(setting, num_pages, recorder, finished)
+        return ended
+
+    def _all_at_once(
+        self,
+        setting: Setting,
+        num_pages: int,
+        recorder: Recorder,
+        finished: Callable[[int], None],
+    ) -> dict[str, _Ended]:
         engine = self._engine(setting, num_pages, setting.batch, recorder)
         if setting.warm:
             _warm_up(engine, self.cases)
@@ -648,6 +672,11 @@ class Matrix:
 class _Ended:
     ids: list[int] = field(default_factory=list)
     last: TokenEvent | None = None
+
+
+def _num_preempted(ended: dict[str, _Ended]) -> int:
+    usages = [each.last.usage for each in ended.values() if each.last is not None]
+    return sum(usage.num_preemptions > 0 for usage in usages if usage is not None)
 
 
 def _serve(
