@@ -47,6 +47,7 @@ class Run:
         self.work = _WORK
         self.changed = Signal(self.lock)
         self.is_finished = False
+        self._is_told_over = False
         self.error: BaseException | None = None  # what the program itself ended with
         self.return_value: Any = None
         self._num_requests = 0
@@ -78,10 +79,13 @@ class Run:
         """Let the backend know what is ahead, if that has changed, and which branches are over."""
         if self._listener is None:
             return
+        # With the lock held, so that nothing is announced of a program after its end.
         with self.lock:
+            if self._is_told_over:
+                return
             outlook = self.forecast.latest() if ended else self.forecast.news()
-        if outlook is not None:
-            self._listener.announce(outlook, ended)
+            if outlook is not None:
+                self._listener.announce(outlook, ended)
 
     def close(self, branches: Iterable[Branch]) -> None:
         """The program appends no more to these, as far as one can tell."""
@@ -127,8 +131,7 @@ class Run:
             self.changed.notify()
             self.root.changed.notify()
             self.root.text_changed.notify()
-        if self._listener is not None and self.forecast.has_asked:
-            self._listener.end_program(self.run_id)
+            self._tell_over()
 
     def branch_started(self, branch: Branch) -> None:
         """A branch has something to do. With the lock held."""
@@ -139,6 +142,7 @@ class Run:
         self._live.discard(branch)
         if not self._live:
             self.changed.notify()
+            self._tell_over()
 
     def branch_failed(self, failure: Failure) -> None:
         """A branch has failed. With the lock held."""
@@ -153,6 +157,16 @@ class Run:
     def task_ended(self, task: asyncio.Task[None]) -> None:
         """A branch's coroutine has ended. On the loop."""
         self._tasks.discard(task)
+
+    def _tell_over(self) -> None:
+        """Let the backend forget the program, once it has ended and nothing of it is under way: a
+        run that was interrupted ends before its branches do. With the lock held.
+        """
+        if self._is_told_over or not self.is_finished or self._live:
+            return
+        self._is_told_over = True
+        if self._listener is not None and self.forecast.has_asked:
+            self._listener.end_program(self.run_id)
 
     def _cancel_tasks(self) -> None:
         for task in tuple(self._tasks):

@@ -80,9 +80,12 @@ class State:
             )
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"a fork needs a size of at least 1, got {size!r}")
-        children = self._branch.children(size)
-        fork = Fork(name=f"fork({size})", where=caller(), children=children)
-        self._branch.submit([fork], {})
+        where = caller()
+        # At once: a cancellation between the two would leave children that nobody ever ends.
+        with self._branch.run.lock:
+            children = self._branch.children(size)
+            fork = Fork(name=f"fork({size})", where=where, children=children)
+            self._branch.submit([fork], {})
         return Branches([State(child) for child in children], children, self._branch)
 
     @contextlib.contextmanager

@@ -50,7 +50,10 @@ class _Submit:
 
 @dataclass(frozen=True, slots=True)
 class _Abort:
+    """The client that waited at `inbox` has gone: end its request, but no other's of that id."""
+
     request_id: str
+    inbox: asyncio.Queue[Event]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +225,7 @@ class AsyncEngine:
                 yield event
         finally:
             if not finished:
-                self._abort(request.request_id)
+                self._abort(request.request_id, inbox)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Log-probabilities of the continuations. Cancelling the call aborts the request."""
@@ -234,7 +237,7 @@ class AsyncEngine:
             event = await inbox.get()
         finally:
             if event is None:
-                self._abort(request.request_id)
+                self._abort(request.request_id, inbox)
         assert isinstance(event, ScoreEvent)
         if event.result is None:
             raise event.error or EngineError("the request failed")
@@ -284,9 +287,9 @@ class AsyncEngine:
             if event.error is not None:
                 raise event.error
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, request_id: str, inbox: asyncio.Queue[Event]) -> None:
         with contextlib.suppress(EngineStopped):  # and so the request has ended too
-            self._post(_Abort(request_id))
+            self._post(_Abort(request_id, inbox))
 
     def _call(self, function: Callable[[Engine], T]) -> T:
         future: Future[T] = Future()
@@ -317,12 +320,14 @@ class _EngineLoop:
         self._engine = engine
         self._commands = commands
         self._clients: dict[str, _Submit] = {}
+        self._of_loops: dict[asyncio.AbstractEventLoop, set[str]] = {}  # ids of its clients
         self._closing = False
 
     def run(self) -> None:
         try:
             while not self._closing:
                 self._take_commands()
+                self._give_up_dead()
                 if self._engine.has_work and not self._closing:
                     self._step()
         finally:
@@ -356,9 +361,9 @@ class _EngineLoop:
         if isinstance(command, _Submit):
             self._submit(command)
         elif isinstance(command, _Abort):
-            # Nobody listens any more, so its last event is dropped.
-            self._clients.pop(command.request_id, None)
-            self._engine.abort(command.request_id)
+            client = self._clients.get(command.request_id)
+            if client is not None and client.inbox is command.inbox:
+                self._give_up(command.request_id)
         elif isinstance(command, _Announce):
             if command.outlook is None:
                 self._engine.end_program(command.program_id)
@@ -380,6 +385,25 @@ class _EngineLoop:
             self._send({command.loop: [(command.inbox, _refusal(request.request_id, error))]})
         else:
             self._clients[request.request_id] = command
+            self._of_loops.setdefault(command.loop, set()).add(request.request_id)
+
+    def _give_up(self, request_id: str) -> None:
+        """Abort a request. Nobody listens any more, so its last event is dropped."""
+        self._forget(request_id)
+        self._engine.abort(request_id)
+
+    def _give_up_dead(self) -> None:
+        """Abort what was asked for from event loops that were closed meanwhile."""
+        for loop in [loop for loop in self._of_loops if loop.is_closed()]:
+            for request_id in list(self._of_loops[loop]):
+                self._give_up(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        client = self._clients.pop(request_id)
+        names = self._of_loops[client.loop]
+        names.discard(request_id)
+        if not names:
+            del self._of_loops[client.loop]
 
     def _deliver(self, events: list[Event]) -> None:
         """Hand over a step's events, with one wake-up for each event loop."""
@@ -390,7 +414,7 @@ class _EngineLoop:
                 continue
             letters.setdefault(client.loop, []).append((client.inbox, event))
             if isinstance(event, ScoreEvent) or event.finish_reason is not None:
-                del self._clients[event.request_id]
+                self._forget(event.request_id)
         self._send(letters)
 
     def _send(
@@ -400,10 +424,8 @@ class _EngineLoop:
         for loop, batch in letters.items():
             try:
                 loop.call_soon_threadsafe(_put_all, batch)
-            except RuntimeError:  # the loop is closed: its clients are gone
-                for request_id in [r for r, c in self._clients.items() if c.loop is loop]:
-                    del self._clients[request_id]
-                    self._engine.abort(request_id)
+            except RuntimeError:
+                continue  # the loop is closed: what else it asked for is given up before a step
 
     def _end_all(self, error: EngineStopped) -> None:
         self._engine.fail_all(error)

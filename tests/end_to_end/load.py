@@ -241,7 +241,8 @@ class WatchedEngine(AsyncEngine):
     @property
     def is_idle(self) -> bool:
         stats = self.stats()
-        return not stats.num_running + stats.num_waiting
+        knows_programs = bool(self.engine._scheduler.programs._by_id)
+        return not stats.num_running + stats.num_waiting and not knows_programs
 
     def check_given_up(self) -> int:
         """At most one step for a request may begin after its client gave it up: the one for which
@@ -268,6 +269,7 @@ def check_idle(engine: Engine) -> None:
     assert not engine.has_work
     assert not engine._live
     assert not engine._groups
+    assert not engine._scheduler.programs._by_id
     cache = engine._kv.cache
     check(cache, owned=[])
     assert cache.tree.num_holds == 0

@@ -17,6 +17,7 @@ from palmette.errors import (
     UnsupportedFeature,
 )
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
+from palmette.lang.branch import Branch
 from palmette.protocol import Piece, Request
 
 
@@ -368,6 +369,35 @@ def test_cancelling_wakes_the_program_and_its_branches() -> None:
     state.cancel()
     with pytest.raises(RequestAborted, match="cancelled"):
         state.text()
+    assert backend.num_running == 0
+
+
+def test_a_run_that_is_cancelled_in_the_middle_of_a_fork_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cancelling = []
+    make_children = Branch.children
+
+    def children(branch: Branch, count: int) -> list[Branch]:
+        made = make_children(branch, count)
+        thread = threading.Thread(target=branch.run.cancel)
+        thread.start()
+        thread.join(0.1)  # it has to wait until the fork is done
+        cancelling.append(thread)
+        return made
+
+    def body(s: pm.State) -> None:
+        s += "p" + pm.gen("x")
+        branches = s.fork(2)
+        branches += pm.gen("y")
+
+    monkeypatch.setattr(Branch, "children", children)
+    backend = ScriptedBackend(Reply(text="never", delay=60))
+    state = pm.function(body).stream(backend=backend)
+    with pytest.raises(RequestAborted):
+        state.text()
+    for thread in cancelling:
+        thread.join()
     assert backend.num_running == 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import sys
 import threading
 
 import pytest
@@ -129,6 +131,62 @@ async def test_a_request_id_in_use_is_refused_and_the_first_request_unharmed() -
         with pytest.raises(InvalidRequest, match="in use"):
             await text_of(engine, request("a"))
         assert await first == "x" * 3000
+
+
+async def test_giving_up_a_refused_request_leaves_the_one_whose_id_it_took_alone() -> None:
+    step_begun, go_on = threading.Event(), threading.Event()
+
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        if len(history) == 5:
+            step_begun.set()
+            assert go_on.wait(20)
+        return {120: 1.0}
+
+    with async_engine(logits_of) as engine:
+        first = asyncio.create_task(text_of(engine, request("a", max_tokens=9)))
+        await asyncio.to_thread(step_begun.wait, 20)
+        second = asyncio.create_task(text_of(engine, request("a")))
+        await asyncio.sleep(0)  # it is asked for, and will be refused after the step
+        second.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await second
+        go_on.set()
+        assert await first == "x" * 9
+
+
+def test_a_loop_that_is_closed_during_a_step_costs_no_further_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The tasks of a loop that was closed under them complain when they are collected.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    step_begun, go_on = threading.Event(), threading.Event()
+
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        if len(history) == 5:
+            step_begun.set()
+            assert go_on.wait(20)
+        return {120: 1.0}
+
+    async def read() -> None:
+        # What may become a stop string is held back: for long there is no event to deliver.
+        sampling = SamplingParams(temperature=0, max_tokens=90, stop=("x" * 80,))
+        asked = Request(request_id="a", token_ids=(1, 2, 3), sampling=sampling)
+        async for _ in engine.generate(asked):
+            pass
+
+    with async_engine(logits_of) as engine:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+        task = loop.create_task(read())
+        loop.run_until_complete(asyncio.to_thread(step_begun.wait, 20))
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+        go_on.set()
+        asyncio.run(until_idle(engine))
+        assert engine.stats().computed_tokens == 5
+        assert engine.stats().requests_aborted == 1
+    del task
+    gc.collect()
 
 
 async def test_scores() -> None:
