@@ -244,6 +244,8 @@ class Engine:
             **asdict(self._counters),
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
+            num_programs=self._scheduler.programs.num_begun,
+            num_held_pages=self._kv.num_pages - self._kv.num_available_pages,
             num_pages=self._kv.num_pages,
             num_free_pages=self._kv.cache.pages.num_free,
             num_available_pages=self._kv.num_available_pages,

@@ -36,6 +36,8 @@ class EngineStats(EngineCounters):
 
     num_running: int = 0
     num_waiting: int = 0
+    num_programs: int = 0  # under way: between their first request and their end
+    num_held_pages: int = 0  # that running requests and programs hold
     num_pages: int = 0
     num_free_pages: int = 0
     num_available_pages: int = 0  # free, or holding cached tokens nobody uses now

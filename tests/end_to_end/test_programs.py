@@ -23,11 +23,6 @@ def engine_of(**options: object) -> AsyncEngine:
     return AsyncEngine.over(lambda: tiny_engine(**chosen))
 
 
-def num_held_pages(engine: AsyncEngine) -> int:
-    stats = engine.stats()
-    return stats.num_pages - stats.num_available_pages
-
-
 @pm.function
 def chat(s: pm.State, name: str, num_turns: int) -> None:
     s += f"{name} is here. "
@@ -51,7 +46,7 @@ def test_chats_compute_each_token_once_even_where_few_fit(num_pages: int) -> Non
         did = engine.stats().since(before)
         assert did.computed_tokens == backend.num_tokens_to_compute()
         assert did.preemptions == 0
-        assert num_held_pages(engine) == 0
+        assert engine.stats().num_held_pages == 0
 
 
 def test_the_ids_are_those_of_a_pool_with_room_for_all() -> None:
@@ -80,13 +75,15 @@ def test_a_program_that_waits_for_its_user_holds_up_nobody() -> None:
         next(state.text_iter("a"))
         while engine.stats().num_running:
             time.sleep(0.01)
-        assert num_held_pages(engine) >= 17
+        assert engine.stats().num_held_pages >= 17
+        assert engine.stats().num_programs == 1
         other = chat.run(name="z" * 20, num_turns=2, backend=engine, ignore_eos=True)
         assert len(other["answers"]) == 2
         answer.set()
         assert state["b"] is not None
         assert state.error() is None
-        assert num_held_pages(engine) == 0
+        assert engine.stats().num_held_pages == 0
+        assert engine.stats().num_programs == 0
 
 
 def test_waiting_for_a_program_that_thinks_takes_no_processor_time() -> None:
