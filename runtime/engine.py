@@ -552,10 +552,9 @@ class Engine:
             self._run(plan.work)
         elif plan.wait_seconds is not None:
             self.idle_seconds = plan.wait_seconds
-        elif self._scheduler.has_work and not self._scheduler.running and not plan.preempted:
-            # Nothing runs, and still the first in line cannot be admitted: it never can.
+        elif plan.hopeless is not None:
             self._fail(
-                next(iter(self._scheduler.waiting)),
+                plan.hopeless,
                 EngineError("the KV pool cannot hold the request, although nothing else runs"),
             )
         return self.take_events()

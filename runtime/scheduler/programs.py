@@ -263,13 +263,15 @@ class Programs:
         return True
 
     def seconds_to_wait(self, now: float) -> float | None:
-        """How long somebody who thinks may be waited for; None if nobody does."""
+        """How long the one who has thought for longest may still be waited for; None if nobody
+        thinks.
+        """
         ends = [
             p.idle_since + self._hold_seconds
             for p in self._begun.values()
             if p.is_idle and not self._is_idle(p, now)
         ]
-        return max(ends) - now if ends else None
+        return min(ends) - now if ends else None
 
     def is_old(self, program: Program, now: float) -> bool:
         """Whether it has been under way for so long that those who wait too long come first."""

@@ -77,6 +77,7 @@ class Plan:
     preempted: list[Sequence] = field(default_factory=list)
     # Nothing can be done now; a program that thinks is waited for so long.
     wait_seconds: float | None = None
+    hopeless: Sequence | None = None  # finds no room although nothing else holds any
 
     def add(self, sequence: Sequence) -> None:
         num_tokens = min(sequence.num_uncomputed_tokens, self.token_budget)
@@ -241,7 +242,8 @@ class Scheduler:
         assert sequence is not None
         while not self._admit(sequence, plan, now):
             if not self.programs.give_up(now, keep=sequence.program):
-                return  # nobody holds anything, and still there is no room: there never will be
+                plan.hopeless = sequence
+                return
         walk.admitted()
 
     def _waits_for_leader(self, sequence: Sequence) -> bool:
