@@ -69,15 +69,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         settings: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
         text = HELP[option.name]
         if option.default is not None:
-            shown = {True: "on", False: "off"}.get(option.default, option.default)
-            text += f" (default: {shown})"
+            text += f" (default: {_shown(option)})"
         if option.annotation is bool:
             settings["action"] = argparse.BooleanOptionalAction
         elif get_origin(option.annotation) is Literal:
             settings["choices"] = get_args(option.annotation)
         else:
             settings["type"] = _reader(option)
-            settings["metavar"] = "SIZE" if option.name in _BYTES else _metavar(option)
+            settings["metavar"] = _metavar(option)
         group.add_argument(flag, help=text, **settings)
 
 
@@ -121,4 +120,17 @@ def _reader(option: EngineOption) -> Callable[[str], Any]:
 
 
 def _metavar(option: EngineOption) -> str:
+    if option.name in _BYTES:
+        return "SIZE"
+    if option.annotation is float:
+        return "SECONDS"
     return "N" if _reader(option) is int else option.name.rpartition("_")[2].upper()
+
+
+def _shown(option: EngineOption) -> str:
+    """The default in words."""
+    if option.annotation is bool:
+        return "on" if option.default else "off"
+    if option.name in _BYTES and not option.default:
+        return "off"
+    return str(option.default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from palmette.cli import main
-from palmette.cli.options import HELP, engine_options, size
+from palmette.cli.options import HELP, add_engine_options, engine_options, size
 from palmette.runtime.config import EngineConfig, EngineOptions
 
 COMMANDS = ("pull", "models", "run", "chat", "serve", "freeze")
@@ -102,6 +103,20 @@ def test_every_engine_option_is_there_under_its_own_name() -> None:
     names = {option.name for option in engine_options()}
     assert names == set(EngineOptions.__annotations__)
     assert names == set(HELP)
+
+
+def test_the_help_of_an_option_tells_its_default_as_it_would_be_written() -> None:
+    parser = argparse.ArgumentParser()
+    add_engine_options(parser)
+    told = " ".join(parser.format_help().split())
+    for option, default in (
+        ("--page-size N", "16"),
+        ("--max-think SECONDS", "1.0"),
+        ("--host-memory SIZE", "off"),
+        ("--jump-forward, --no-jump-forward", "on"),
+    ):
+        _, _, after = told.rpartition(option)
+        assert after.partition(" (default: ")[2].partition(")")[0] == default, option
 
 
 def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
