@@ -16,7 +16,7 @@ from palmette.lang.backend import Freezes, resolve_backend
 from palmette.lang.call import Call
 from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
-from palmette.lang.options import RUN_OPTION_NAMES, sampling_overrides, wants_explanation
+from palmette.lang.options import RUN_OPTION_NAMES, RunOptions
 from palmette.lang.run import Run
 from palmette.lang.signals import INTERRUPT_SECONDS
 from palmette.lang.state import State
@@ -277,26 +277,22 @@ class Function:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], backend: TokenBackend | None
     ) -> Call:
         """The call, its arguments checked against the program's parameters."""
-        arguments, options = self._split(kwargs)
-        explains = wants_explanation(options)
-        options.pop("explain", None)
-        return self._make_call(
-            args, arguments, resolve_backend(backend), sampling_overrides(options), explains
-        )
+        arguments, of_run = self._split(kwargs)
+        options = RunOptions.of(of_run)
+        return self._make_call(args, arguments, resolve_backend(backend), options)
 
     def _make_call(
         self,
         args: Sequence[Any],
         arguments: Mapping[str, Any],
         backend: TokenBackend,
-        defaults: Mapping[str, Any],
-        explains: bool,
+        options: RunOptions,
     ) -> Call:
         return Call(
             self.func,
             args,
             self._checked(args, arguments),
-            Run(backend, defaults, is_async=self.is_async, explains=explains),
+            Run(backend, options.defaults, is_async=self.is_async, explains=options.explains),
         )
 
     def _checked(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,10 +331,8 @@ class Function:
             num_threads = _MAX_ASYNC_RUNS if self.is_async else _MAX_BATCH_THREADS
         if not isinstance(num_threads, int) or num_threads < 1:
             raise ValueError(f"num_threads must be 'auto' or at least 1, got {num_threads!r}")
-        shared, run_options = self._split(options)
-        explains = wants_explanation(run_options)
-        run_options.pop("explain", None)
-        resolved, defaults = resolve_backend(backend), sampling_overrides(run_options)
+        shared, of_run = self._split(options)
+        run_options, resolved = RunOptions.of(of_run), resolve_backend(backend)
         makers = []
         for index, item in enumerate(items):
             args, arguments = _arguments_of(item)
@@ -348,7 +342,7 @@ class Function:
                 raise TypeError(f"item {index} of the batch: {error}") from None
             makers.append(
                 functools.partial(
-                    self._make_call, args, {**shared, **arguments}, resolved, defaults, explains
+                    self._make_call, args, {**shared, **arguments}, resolved, run_options
                 )
             )
         return batch.Plan(

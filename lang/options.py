@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
@@ -64,12 +65,21 @@ def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
     return overrides
 
 
-def wants_explanation(options: Mapping[str, Any]) -> bool:
-    """Whether a run's options ask why prompts were cached or not. Raises TypeError."""
-    explain = options.get("explain", False)
-    if not isinstance(explain, bool):
-        raise TypeError(f"explain must be True or False, got {explain!r}")
-    return explain
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run was asked for: the defaults of its `gen` calls, and whether to explain prompts."""
+
+    defaults: Mapping[str, Any]
+    explains: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> RunOptions:
+        """The options given. Raises as `sampling_overrides` does, and TypeError for `explain`."""
+        explain = options.get("explain")
+        if not isinstance(explain, bool | None):
+            raise TypeError(f"explain must be True or False, got {explain!r}")
+        for_gen = {name: value for name, value in options.items() if name != "explain"}
+        return cls(sampling_overrides(for_gen), explains=bool(explain))
 
 
 def resolve_sampling(

@@ -145,6 +145,9 @@ def test_a_program_asks_for_all_its_prompts_at_once() -> None:
         assert state.meta("a")["prompt"][0].end == len("The same for all. ")
         assert state.meta("pick")["prompt"][0].reason == "cached"
         assert "prompt" not in program.run(name="z", **options).meta("a")
+        assert "prompt" not in program.run(name="z", explain=None, **options).meta("a")
+        (state,) = program.run_batch([{"name": "z"}], explain=True, **options)
+        assert state.meta("a")["prompt"][0].reason == "cached"
     with pytest.raises(TypeError, match="explain must be True or False"):
         program.run(name="x", explain="yes")
     unknown = {"explain": True}
