@@ -56,8 +56,23 @@ class ScoreGroup:
     admitted_at: float | None = None
     tallies: list[TokenTally] = field(default_factory=list)
     claimed: set[Node] = field(default_factory=set)  # asked of a sequence already
+    visited: set[Node] = field(default_factory=set)  # of a sequence that was admitted
+    num_prefilled: int = 0  # tokens of the prompt and of inner nodes, each counted once
     found: dict[Node, dict[int, float]] = field(default_factory=dict)
     prompt: tuple[PromptStretch, ...] = ()  # why it was cached or not, if that is asked for
+
+    def note_admitted(self, path: Node, num_cached_tokens: int) -> None:
+        """The sequence of a path begins with what was cached. Tokens it shares with one that came
+        before it are counted already: if they were evicted meanwhile, they are recomputed work.
+        """
+        num_prompt = len(self.request.token_ids)
+        if () not in self.visited:
+            self.num_prefilled = max(0, num_prompt - num_cached_tokens)
+        for depth in range(len(path) + 1):
+            node = path[:depth]
+            if node not in self.visited:
+                self.visited.add(node)
+                self.num_prefilled += num_prompt + depth > max(num_prompt, num_cached_tokens)
 
     def record(self, node: Node, logprobs: Mapping[int, float]) -> None:
         """The log-probabilities of the tokens that may come after `node`."""
@@ -73,13 +88,14 @@ class ScoreGroup:
             for c in self.request.continuations
         )
         num_tokens = len(self.request.token_ids) + self.num_path_tokens
-        prefilled = sum(tally.prefilled for tally in self.tallies)
+        prefilled = self.num_prefilled
+        computed_twice = sum(tally.prefilled for tally in self.tallies) - prefilled
         admitted = self.submitted_at if self.admitted_at is None else self.admitted_at
         usage = Usage(
             prompt_tokens=num_tokens,
             cached_tokens=num_tokens - prefilled,
             prefilled_tokens=prefilled,
-            recomputed_tokens=sum(tally.recomputed for tally in self.tallies),
+            recomputed_tokens=computed_twice + sum(tally.recomputed for tally in self.tallies),
             num_preemptions=sum(tally.num_preemptions for tally in self.tallies),
             queued_seconds=admitted - self.submitted_at,
             first_token_seconds=now - self.submitted_at,

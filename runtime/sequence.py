@@ -276,6 +276,8 @@ class ScoringSequence(Sequence):
         if not self.targets:
             self.targets = self._unclaimed()
             self.group.claimed.update(map(self.node_at, self.targets))
+        if self.admitted_at is None:
+            self.group.note_admitted(self.node_at(len(self.token_ids) - 1), num_cached_tokens)
         Sequence.note_admitted(self, num_cached_tokens, now)
 
     def logit_positions(self, start: int, end: int) -> list[int]:

@@ -133,3 +133,26 @@ def test_whatever_was_scored_before_the_numbers_are_those_of_a_fresh_engine(
         expected = score(fresh, prompt, *options)
         for one, other in zip(found.logprobs, expected.logprobs, strict=True):
             assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_what_a_score_request_computes_twice_is_no_prefill() -> None:
+    """Each path alone in the engine; what they share is dropped from the cache in between."""
+    engine = tiny_engine(page_size=4, max_running=1)
+    request = ScoreRequest(
+        request_id="a",
+        token_ids=tuple(text(7, 40)),
+        continuations=((1, 2, 3), (1, 4, 5), (6, 7)),
+    )
+    engine.submit(request)
+    events: list[TokenEvent | ScoreEvent] = []
+    while engine.has_work:
+        events += engine.step()
+        engine.flush_cache()
+    [event] = events
+    assert isinstance(event, ScoreEvent)
+    assert event.result is not None
+    usage = event.result.usage
+    # The prompt and the nodes 1, 1 2, 1 4 and 6 of the continuations' tree, once each.
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.prefilled_tokens) == (44, 0, 44)
+    assert usage.recomputed_tokens == engine.stats().computed_tokens - 44
+    assert usage.recomputed_tokens == 40 + 41
