@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The longest a wait may be: the operating system knows no endless ones, and waking up is no harm.
+_MAX_WAIT_SECONDS = 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
@@ -348,7 +351,9 @@ class _EngineLoop:
         """Carry out what was asked for; wait only if there is nothing else to do."""
         block = not self._engine.has_work or self._engine.idle_seconds > 0
         # None: for ever, or not at all.
-        timeout = self._engine.idle_seconds if self._engine.has_work and block else None
+        timeout = None
+        if self._engine.has_work and block:
+            timeout = min(self._engine.idle_seconds, _MAX_WAIT_SECONDS)
         while True:
             try:
                 command = self._commands.get(block=block, timeout=timeout)

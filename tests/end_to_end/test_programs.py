@@ -119,6 +119,33 @@ def test_waiting_for_a_program_that_thinks_takes_no_processor_time() -> None:
         assert engine.stats().steps - steps <= 4
 
 
+def test_a_program_may_be_waited_for_without_end() -> None:
+    with engine_of(num_pages=20, max_think=float("inf")) as engine:
+        sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+
+        async def ask(name: str, first: int) -> list[TokenEvent]:
+            request = Request(
+                request_id=name,
+                token_ids=tuple(range(first, 250)),
+                sampling=sampling,
+                outlook=Outlook(program_id=name, constant_tokens=10, generated_tokens=10),
+                goes_on=True,
+            )
+            return [event async for event in engine.generate(request)]
+
+        async def both() -> list[TokenEvent]:
+            await ask("thinks", 0)
+            other = asyncio.create_task(ask("waits", 100))
+            while not engine.stats().num_waiting:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            assert not other.done()
+            engine.end_program("thinks")
+            return await other
+
+        assert asyncio.run(both())[-1].error is None
+
+
 def test_flush_cache_drops_what_programs_that_think_hold() -> None:
     engine = tiny_engine(num_pages=64)
     run_one(engine, "a", tuple(range(100)), goes_on=True)
