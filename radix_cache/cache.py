@@ -382,22 +382,52 @@ class RadixCache:
         rest_page_ids = list(page_ids[num_whole:]) if tail else []
 
         now = self.next_use()
-        walk = self.tree.walk(node, new_token_ids)
-        duplicates = [
-            mine
-            for mine, theirs in zip(new_page_ids, walk.page_ids, strict=False)
-            if mine != theirs
-        ]
-        missing = new_page_ids[len(walk.page_ids) :]
-        self.pages.check_owned(duplicates + missing + rest_page_ids)
-        # Nothing was changed up to here, and from here on nothing fails.
-        end = self._grow(lease, walk, new_token_ids, missing, now)
-        lease.move(end, walk.page_ids + missing)
-        self.pages.free(duplicates)
-        self.stats.num_folded_pages += len(duplicates)
-        published_tail = self._give_tail(lease, end, rest, rest_page_ids, now)
+        duplicates = self._give_pages(lease, node, new_token_ids, new_page_ids, rest_page_ids, now)
+        published_tail = self._give_tail(lease, lease.node("publish"), rest, rest_page_ids, now)
         self.deliver_events()
-        return Published(lease.page_ids, len(duplicates), published_tail)
+        return Published(lease.page_ids, duplicates, published_tail)
+
+    def append(
+        self, lease: Lease, token_ids: Sequence[int], page_ids: Sequence[int]
+    ) -> tuple[int, ...]:
+        """See `Lease.append`."""
+        node = lease.node("append")
+        if len(token_ids) != len(page_ids) * self.page_size:
+            raise ValueError(
+                f"{len(token_ids)} tokens given for {len(page_ids)} pages of {self.page_size}"
+            )
+        num_held = lease.num_pages
+        new_page_ids = list(page_ids)
+        self._give_pages(lease, node, _as_token_ids(token_ids), new_page_ids, [], self.next_use())
+        self.deliver_events()
+        return lease.page_ids_from(num_held)
+
+    def _give_pages(
+        self,
+        lease: Lease,
+        node: Node,
+        token_ids: list[int],
+        page_ids: list[int],
+        other_page_ids: list[int],
+        now: int,
+    ) -> int:
+        """Give whole pages behind the end of `lease`, which is `node`, to the tree, and hold them;
+        how many of them it had already. `other_page_ids` must be the caller's own as well.
+        """
+        walk = self.tree.walk(node, token_ids)
+        num_found = len(walk.page_ids)
+        duplicates = [
+            mine for mine, theirs in zip(page_ids, walk.page_ids, strict=False) if mine != theirs
+        ]
+        missing = page_ids[num_found:] if num_found else page_ids
+        self.pages.check_owned(duplicates + missing + other_page_ids)
+        # Nothing was changed up to here, and from here on nothing fails.
+        end = self._grow(lease, walk, token_ids, missing, now)
+        lease.move(end, walk.page_ids + missing)
+        if duplicates:
+            self.pages.free(duplicates)
+            self.stats.num_folded_pages += len(duplicates)
+        return len(duplicates)
 
     def _check_block_table(
         self, lease: Lease, num_tokens: int, page_ids: Sequence[int], num_needed: int

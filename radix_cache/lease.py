@@ -138,6 +138,16 @@ class Lease:
         """
         return self._cache.publish(self, token_ids, page_ids, tail)
 
+    def append(self, token_ids: Sequence[int], page_ids: Sequence[int]) -> tuple[int, ...]:
+        """As `publish` of whole pages, given only what is new behind the pages held.
+
+        Returns the pages that are held in their places now: the tree's where it had them, and then
+        the caller's are free. O(new pages), however long the sequence is.
+
+        Raises PageNotOwned or ValueError, and then nothing has changed.
+        """
+        return self._cache.append(self, token_ids, page_ids)
+
     def advance(self, token_ids: Sequence[int]) -> int:
         """Hold what the tree has by now behind the pages held; returns how many tokens more.
 
@@ -214,6 +224,10 @@ class Lease:
         """Where its holds are: the end of the whole pages, and the tail."""
         node = self.node("look at")
         return (node,) if self._tail_node is None else (node, self._tail_node)
+
+    def page_ids_from(self, first: int) -> tuple[int, ...]:
+        """The whole pages held, from number `first` on."""
+        return tuple(self._page_ids[first:])
 
     @property
     def last_page_id(self) -> int:

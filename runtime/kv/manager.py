@@ -207,13 +207,15 @@ class KVManager:
         lease = sequence.lease
         if lease is None:
             return
-        whole = sequence.num_computed_tokens - sequence.num_computed_tokens % self.page_size
-        if whole <= lease.num_tokens:
+        size = self.page_size
+        held, whole = lease.num_pages, sequence.num_computed_tokens // size
+        if whole <= held:
             return
-        num_pages = whole // self.page_size
-        publication = lease.publish(sequence.token_ids[:whole], sequence.page_ids[:num_pages])
-        sequence.page_ids[:num_pages] = publication.page_ids
-        _keep_logprobs(sequence, lease)
+        new_token_ids = sequence.token_ids[held * size : whole * size]
+        page_ids = lease.append(new_token_ids, sequence.page_ids[held:whole])
+        sequence.page_ids[held:whole] = page_ids
+        if sequence.found_logprobs:
+            _keep_logprobs(sequence, lease)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take the pages back. What was computed stays in the tree, unless `keep` is False."""

@@ -18,6 +18,7 @@ from palmette.radix_cache import (
     PinBudgetExceeded,
     PrefixHit,
     Promise,
+    Published,
     RadixCache,
     Reason,
     StaleMatch,
@@ -306,13 +307,24 @@ class Model:
         if self.random.random() < 0.7:
             self.publish(running, tail=False)
 
+    def give(self, lease: Lease, tokens: list[int], table: list[int], tail: bool) -> Published:
+        """To the tree, the whole block table or what is new of it."""
+        held, whole = lease.num_pages, len(tokens) // self.page_size
+        if tail or whole < held or self.random.random() < 0.5:
+            return lease.publish(tokens, table, tail=tail)
+        new_tokens = tokens[held * self.page_size : whole * self.page_size]
+        new_pages = table[held:whole]
+        now_there = lease.append(new_tokens, new_pages)
+        num_folded = sum(a != b for a, b in zip(now_there, new_pages, strict=True))
+        return Published(lease.page_ids, num_folded)
+
     def publish(self, running: Running, tail: bool) -> None:
         size = self.page_size
         tokens, lease = running.token_ids, running.lease
         table = [*lease.page_ids, *running.own]
         num_before, num_whole = lease.num_pages, len(tokens) // size
         known = {entry: page_id for page_id, entry in self.tree.items()}
-        published = lease.publish(tokens, table, tail=tail)
+        published = self.give(lease, tokens, table, tail)
         assert lease.num_pages == num_whole
         assert published.page_ids[:num_before] == tuple(table[:num_before])
         num_folded = 0

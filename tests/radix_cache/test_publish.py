@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from palmette.radix_cache import PageNotOwned, PageState, RadixCache, Tail, invariants
+from palmette.radix_cache import (
+    LeaseReleased,
+    PageNotOwned,
+    PageState,
+    RadixCache,
+    Tail,
+    invariants,
+)
 from tests.radix_cache.helpers import insert, num_cached, run, tokens
 
 
@@ -209,3 +216,31 @@ def test_a_lease_goes_on_publishing_after_others_split_and_branched(cache: Radix
     assert num_cached(cache, tokens(1, 12)) == 12
     assert cache.evict(100) == 2
     invariants.check(cache, owned=[])
+
+
+def test_appending_gives_what_is_new_and_folds_as_publishing_does(cache: RadixCache) -> None:
+    run(cache, tokens(1, 8), tail=False).release()
+    lease = cache.match_and_lease(tokens(1, 4))
+    pages = allocate(cache, 2)
+    held = lease.append(tokens(5, 12), pages)
+    assert held == lease.page_ids[1:]
+    assert held[0] != pages[0]  # the tree had that one
+    assert held[1] == pages[1]
+    assert cache.pages.state(pages[0]) is PageState.FREE
+    assert num_cached(cache, tokens(1, 12)) == 12
+    invariants.check(cache, owned=[])
+
+
+def test_appending_takes_whole_pages_that_the_caller_owns(cache: RadixCache) -> None:
+    lease = cache.match_and_lease([])
+    (page,) = allocate(cache, 1)
+    with pytest.raises(ValueError, match="3 tokens given for 1 pages of 4"):
+        lease.append(tokens(1, 3), [page])
+    with pytest.raises(PageNotOwned):
+        lease.append(tokens(1, 4), [page + 1])
+    assert lease.append([], []) == ()
+    assert lease.num_pages == 0
+    lease.release()
+    with pytest.raises(LeaseReleased):
+        lease.append(tokens(1, 4), [page])
+    invariants.check(cache, owned=[page])
