@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from palmette.protocol import Outlook
 from palmette.radix_cache import Namespace
-from palmette.runtime.scheduler.programs import _can_all_end
+from palmette.runtime.scheduler.programs import Program, _can_all_end
 from palmette.runtime.sequence import Sequence, Status
 from tests.runtime.scheduler.test_scheduler import World
 
@@ -164,10 +165,12 @@ def test_branches_go_on_from_where_their_parent_was() -> None:
     world = ProgramWorld()
     trunk = world.ask("p", list(range(10)), num_outputs=3)
     world.run()
+    num_matches = world.cache.stats.num_matches
     children = [
         world.ask("p", [*trunk.token_ids, 70 + i], path=(0, i), goes_on=False) for i in range(3)
     ]
     world.run()
+    assert world.cache.stats.num_matches == num_matches
     assert [child.tally.cached for child in children] == [12, 12, 12]
     grandchild = world.ask("p", [*trunk.token_ids, 70, 1, 2], path=(0, 0, 0, 0), goes_on=False)
     world.run()
@@ -243,6 +246,117 @@ def test_one_that_has_waited_too_long_takes_the_pages_of_a_program_without_end()
     assert cold.admitted_at - cold.submitted_at <= 20.0
 
 
+def programs_that_hold(world: ProgramWorld, *begin: float) -> list[Program]:
+    """Programs a, b, ... that began at these times, have computed three pages each, and think."""
+    made = []
+    for name, now in zip("abcdef", begin, strict=False):
+        world.now = now
+        world.ask(name, [ord(name)] * 10, num_outputs=2)
+        world.run()
+        made.append(world.scheduler.programs.hear(Outlook(program_id=name)))
+    return made
+
+
+def given_up(world: ProgramWorld, made: list[Program], **how: Any) -> str:
+    """Whose handles go, one after the other."""
+    order = ""
+    while world.scheduler.programs.give_up(world.now, **how):
+        (name,) = [p.program_id for p in made if not p.handles and p.program_id not in order]
+        order += name
+    return order
+
+
+def test_handles_go_of_programs_that_think_for_long_first_and_then_of_the_youngest() -> None:
+    world = ProgramWorld()
+    made = programs_that_hold(world, 0.0, 0.1, 0.9, 0.9)
+    world.now = 1.5  # a and b have thought for longer than a second
+    assert given_up(world, made) == "abdc"
+
+
+def test_handles_of_the_one_that_asks_go_last() -> None:
+    world = ProgramWorld()
+    made = programs_that_hold(world, 0.0, 0.1, 0.9, 0.9)
+    world.now = 1.5
+    assert given_up(world, made, keep=made[3]) == "abcd"
+    assert not any(program.handles for program in made)
+
+
+def test_only_programs_that_think_for_long_or_are_long_under_way_need_give_way() -> None:
+    world = ProgramWorld(max_wait=1.2)
+    made = programs_that_hold(world, 0.0, 0.6, 0.8)
+    world.now = 1.0
+    assert given_up(world, made, only_idle=True) == "a"
+    world = ProgramWorld(max_wait=1.2)
+    made = programs_that_hold(world, 0.0, 0.6, 0.8)
+    for program, name in zip(made, "ab", strict=False):
+        world.ask(name, [ord(name)] * 10)  # they have something to do, and so do not think
+        assert not program.is_idle
+    world.now = 1.2
+    assert given_up(world, made, only_old=True, keep=made[1]) == "a"
+
+
+def test_a_program_that_thinks_for_long_has_to_begin_again() -> None:
+    world = ProgramWorld()
+    programs_that_hold(world, 0.0, 0.5)
+    programs = world.scheduler.programs
+    programs.account(0.9)
+    assert programs.num_begun == 2
+    programs.account(1.0)
+    assert [program.program_id for program in programs.begun()] == ["b"]
+    world.ask("a", [ord("a")] * 10)
+    world.run()
+    assert [program.program_id for program in programs.begun()] == ["b", "a"]
+
+
+def test_generations_are_expected_to_be_as_long_as_those_before() -> None:
+    programs = ProgramWorld().scheduler.programs
+    assert programs.num_expected(100) == 100
+    for _ in range(1000):
+        programs.note_output(100, 10)
+    assert 10 <= programs.num_expected(100) <= 15
+    for _ in range(5000):  # what was long ago counts less
+        programs.note_output(100, 80)
+    assert 80 <= programs.num_expected(100) <= 100
+
+
+def test_a_program_that_came_to_need_more_goes_on_and_the_ones_behind_it_wait() -> None:
+    world = ProgramWorld(num_pages=20, page_size=4)
+    first, second = (world.ask(name, [ord(name)] * 20, num_outputs=2) for name in "ab")
+    runs = world.submit("plain", list(range(6)), 40)  # so that there is always something to do
+    for _ in range(4):
+        world.step()
+    following = [
+        world.ask(name, [*asked.token_ids, 1, 2], constants=40, num_outputs=2)
+        for name, asked in (("b", second), ("a", first))
+    ]
+    for _ in range(4):
+        world.step()
+    assert runs.status is Status.RUNNING
+    assert [sequence.status for sequence in following] == [Status.WAITING, Status.FINISHED]
+
+
+def test_programs_long_under_way_do_not_go_on_in_turns_while_somebody_starves() -> None:
+    """Two of them, one of which always runs, so that there is never room for a third."""
+    world = ProgramWorld(num_pages=10, page_size=4, max_wait=20.0)
+    tokens = {name: [ord(name)] * 16 for name in "ab"}
+    live = {"a": world.ask("a", tokens["a"], num_outputs=4)}
+    cold = None
+    for step in range(200):
+        world.now = step / 2
+        for name in "ab":
+            asked = live.get(name)
+            if (asked is None and step == 2) or (asked and asked.status is Status.FINISHED):
+                live[name] = world.ask(name, tokens[name], num_outputs=4)
+        if step == 10:
+            cold = world.submit("cold", list(range(500, 530)), 2)
+        world.step()
+        if cold is not None and cold.admitted_at is not None:
+            break
+    assert cold is not None
+    assert cold.admitted_at is not None
+    assert cold.admitted_at - cold.submitted_at <= 25.0
+
+
 def test_overdue_requests_that_begin_alike_go_together() -> None:
     world = World(max_running=1, max_wait=10.0, num_pages=64)
     names = []
@@ -259,6 +373,8 @@ def test_overdue_requests_that_begin_alike_go_together() -> None:
 
 def test_all_end_but_perhaps_the_last() -> None:
     assert _can_all_end(3, [(3, 5), (8, 1), (2, 0)])
+    assert _can_all_end(2, [(8, 0), (2, 6), (9, 0)])
+    assert not _can_all_end(2, [(8, 0), (2, 5), (9, 0)])
     assert not _can_all_end(1, [(3, 5), (2, 0)])
     assert _can_all_end(0, [(100, 0)])
     assert not _can_all_end(2, [(100, 0), (5, 9)])
