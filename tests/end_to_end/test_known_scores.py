@@ -93,6 +93,21 @@ def test_what_was_generated_with_logprobs_is_known_to_a_score() -> None:
     assert result.usage.prefilled_tokens == 1
 
 
+def test_what_a_generation_has_found_is_known_while_it_still_runs() -> None:
+    engine = tiny_engine(page_size=4)
+    sampling = SamplingParams(max_tokens=40, logprobs=0, ignore_eos=True, temperature=1, seed=1)
+    prompt = text(8, 8)
+    engine.submit(Request(request_id="g", token_ids=tuple(prompt), sampling=sampling))
+    produced: list[int] = []
+    while len(produced) < 12:
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            produced += event.token_ids
+    result = score(engine, prompt, produced[:8])
+    assert result.usage.prefilled_tokens == 1
+    assert engine.stats().num_running == 1
+
+
 def test_another_salt_knows_nothing() -> None:
     engine = tiny_engine()
     ids = text(6, 40)

@@ -177,6 +177,42 @@ def test_branches_go_on_from_where_their_parent_was() -> None:
     assert grandchild.tally.cached == 13
 
 
+@pytest.mark.parametrize("path", [(), (0, 1)])
+@pytest.mark.parametrize("num_outputs", [1, 2, 3, 4])
+def test_what_a_request_that_goes_on_takes_is_known_before(
+    path: tuple[int, ...], num_outputs: int
+) -> None:
+    """With a tail behind the handle or without; a tail of its own branch comes back to it."""
+    world = ProgramWorld()
+    first = world.ask("p", list(range(9)), num_outputs=num_outputs)
+    world.run()
+    following = world.ask("p", [*first.token_ids, 1, 2, 3, 4, 5], path=path)
+    available = world.kv.num_available_pages
+    taken = world.kv.num_pages_taken(following)
+    world.step()
+    assert following.num_computed_tokens == len(first.token_ids) + 5
+    assert available - world.kv.num_available_pages == taken
+
+
+def test_what_a_program_gives_back_when_it_ends_is_known_before() -> None:
+    world = ProgramWorld()
+    trunk = world.ask("p", list(range(10)), num_outputs=3)
+    world.run()
+    world.ask("p", [*trunk.token_ids, 1, 2, 3, 4, 5], path=(0, 0))
+    world.run()
+    runs = world.ask("p", [*trunk.token_ids, 6, 7, 8], path=(0, 1), num_outputs=9)
+    other = world.submit("other", trunk.token_ids[:6], 9)  # holds a page of the trunk as well
+    world.step()
+    world.step()
+    assert runs.status is other.status is Status.RUNNING
+    program = world.scheduler.programs.hear(Outlook(program_id="p"))
+    known = world.kv.num_pages_freed_without(program.handles.values(), program.running.values())
+    available = world.kv.num_available_pages
+    world.scheduler.finish(runs)
+    world.end("p")
+    assert world.kv.num_available_pages - available == known > 0
+
+
 def test_a_handle_of_other_tokens_is_no_use_and_no_harm() -> None:
     world = ProgramWorld()
     world.ask("p", list(range(10)), num_outputs=3)
