@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from itertools import islice
 from typing import Protocol
 
@@ -214,9 +214,9 @@ class DepthFirst:
     A newcomer for whom the cache holds more than that comes first.
 
     Before all of these come requests that go on from what their program holds, the oldest program
-    first. And before everybody comes whoever has waited for most of `max_wait` seconds, by arrival,
-    so nobody starves; of those that are overdue together, the ones that begin alike go together, as
-    long as they came within half of `max_wait` of the first.
+    first. And before everybody, these included, comes whoever has waited for most of `max_wait`
+    seconds, by arrival, so nobody starves; of those that are overdue together, the ones that begin
+    alike go together, as long as they came within half of `max_wait` of the first.
 
     A round costs O(log n) comparisons for each sequence it tries, whatever waits.
     """
@@ -236,7 +236,8 @@ class DepthFirst:
         # that go on from nothing have their place among the newcomers as well.
         self.begun: list[tuple[int, int, Sequence]] = []
         self._begun_by_id: dict[int, tuple[int, int, Sequence]] = {}
-        self._num_going_on = 0  # of those, the ones that go on from something
+        # Of those, the ones that go on from something, by arrival.
+        self.going_on: OrderedDict[int, Sequence] = OrderedDict()
         self._by_serial: dict[int, Sequence] = {}  # the last part of a key
         self._keys_by_id: dict[int, Key] = {}
         self._num_added = 0
@@ -247,7 +248,7 @@ class DepthFirst:
         if sequence.program is not None and sequence.program.has_begun:
             self._add_begun(sequence, serial)
             if sequence.handle is not None:
-                self._num_going_on += 1
+                self.going_on[id(sequence)] = sequence
                 return
         key = (_place(sequence.namespace), tuple(sequence.token_ids), serial)
         self._by_serial[serial] = sequence
@@ -270,9 +271,7 @@ class DepthFirst:
             del self.keys[bisect_left(self.keys, key)]
             del self._by_serial[key[2]]
             self.left.pop(id(sequence), None)
-        if entry is not None and key is None:
-            self._num_going_on -= 1
-        else:
+        if self.going_on.pop(id(sequence), None) is None:
             self.arrivals.remove(sequence)
 
     def begin(self, sequences: Iterable[Sequence]) -> None:
@@ -284,7 +283,7 @@ class DepthFirst:
         return _DepthFirstRound(self, now)
 
     def __len__(self) -> int:
-        return len(self.arrivals) + self._num_going_on
+        return len(self.arrivals) + len(self.going_on)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.arrivals.resumed
@@ -370,7 +369,7 @@ class _DepthFirstRound:
         while index < len(begun):
             self._last_begun = begun[index]
             sequence = begun[index][2]
-            if not self._queue.is_new(sequence):
+            if not self._queue.is_new(sequence) and id(sequence) not in self._passed:
                 return sequence
             index += 1
         return None
@@ -393,10 +392,18 @@ class _DepthFirstRound:
         return max(candidates, key=lambda s: shared_length(s, last), default=None)
 
     def _overdue(self) -> Sequence | None:
-        for sequence in islice(self._queue.arrivals.new, _MAX_OVERDUE_TRIED):
-            if self._now - sequence.submitted_at < self._queue.overdue_after:
+        queue = self._queue
+        waiting = merge(
+            queue.going_on.values(), queue.arrivals.new, key=lambda sequence: sequence.submitted_at
+        )
+        for sequence in islice(waiting, _MAX_OVERDUE_TRIED):
+            if self._now - sequence.submitted_at < queue.overdue_after:
                 return None
-            if id(sequence) not in self._passed and not self._is_blocked(sequence):
+            if id(sequence) in self._passed:
+                continue
+            if not queue.is_new(sequence):
+                return sequence
+            if not self._is_blocked(sequence):
                 return self._mate(sequence) or sequence
         return None
 

@@ -196,7 +196,7 @@ class Scheduler:
             has_begun = program is not None and program.has_begun
             if num_deferred and not has_begun and not self._pages.leaves_half_free(sequence):
                 return
-            is_overdue = not has_begun and now - sequence.submitted_at >= self._overdue_after
+            is_overdue = now - sequence.submitted_at >= self._overdue_after
             may_run = not (
                 is_starving and program is not None and self.programs.is_old(program, now)
             ) and (account.allows(sequence, now) or (is_overdue and self._take_room(sequence, now)))
