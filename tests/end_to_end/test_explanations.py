@@ -103,14 +103,10 @@ def test_without_a_cache_that_is_the_reason() -> None:
     assert reasons(found) == [(0, 40, "the prefix cache is off")]
 
 
-def test_a_score_explains_its_prompt() -> None:
-    engine = tiny_engine()
-    ask(engine, list(range(30)))
+def explained(engine: Engine, *continuations: tuple[int, ...]) -> list[tuple[int, int, str]]:
+    """The reasons for the prompt of a score, whose 40 tokens are always the same."""
     request = ScoreRequest(
-        request_id="s",
-        token_ids=tuple(range(40)),
-        continuations=((1, 2, 3), (4, 5)),
-        explain=True,
+        request_id="s", token_ids=tuple(range(40)), continuations=continuations, explain=True
     )
     engine.submit(request)
     events = []
@@ -118,8 +114,18 @@ def test_a_score_explains_its_prompt() -> None:
         events += engine.step()
     assert isinstance(events[-1], ScoreEvent)
     assert events[-1].result is not None
-    assert reasons(events[-1].result.prompt)[0] == (0, 30, "cached")
-    assert events[-1].result.prompt[-1].end == 40
+    return reasons(events[-1].result.prompt)
+
+
+def test_a_score_explains_its_prompt() -> None:
+    engine = tiny_engine()
+    ask(engine, list(range(30)))
+    found = explained(engine, (1, 2, 3), (4, 5))
+    assert found == [(0, 30, "cached"), (30, 40, "diverged")]
+    # What is asked after the prompt's last token has to be computed there once more.
+    assert explained(engine, (6, 7)) == [(0, 39, "cached"), (39, 40, "needed for its logits")]
+    # All of it is known but for what follows a continuation: that is behind the prompt.
+    assert explained(engine, (1, 2, 3, 4)) == [(0, 40, "cached")]
 
 
 def test_nothing_is_explained_that_was_not_asked_for() -> None:

@@ -355,6 +355,38 @@ def test_generations_are_expected_to_be_as_long_as_those_before() -> None:
     assert 80 <= programs.num_expected(100) <= 100
 
 
+def test_one_that_has_waited_too_long_need_not_wait_until_nothing_runs() -> None:
+    """As above, with a sequence that runs all the while and grows by a token in each step."""
+    world = ProgramWorld(num_pages=26, page_size=4, max_wait=20.0)
+    endless = world.ask("endless", list(range(30)), constants=1, generated=1)
+    runs = world.submit("runs", [700], 90)
+    cold: Sequence | None = None
+    for step in range(80):
+        world.now = float(step) / 2
+        if endless.status is Status.FINISHED:
+            token_ids = list(range(30 + step % 7))
+            endless = world.ask("endless", token_ids, constants=1, generated=1)
+        if step == 10:
+            cold = world.submit("cold", list(range(500, 560)), 2)  # no room beside both
+        world.step()
+        if cold is not None and cold.admitted_at is not None:
+            break
+    assert runs.status is Status.RUNNING
+    assert cold is not None
+    assert cold.admitted_at is not None
+    assert 15.0 <= cold.admitted_at - cold.submitted_at <= 20.0
+
+
+def test_handles_go_before_anything_that_runs_is_preempted() -> None:
+    world = ProgramWorld(num_pages=10, page_size=4)
+    world.ask("thinks", list(range(20)))
+    world.run()
+    runs = world.submit("runs", list(range(100, 110)), num_outputs=30)  # ten pages in the end
+    world.run()
+    assert runs.tally.num_preemptions == 0
+    assert runs.status is Status.FINISHED
+
+
 def test_a_program_that_came_to_need_more_goes_on_and_the_ones_behind_it_wait() -> None:
     world = ProgramWorld(num_pages=20, page_size=4)
     first, second = (world.ask(name, [ord(name)] * 20, num_outputs=2) for name in "ab")

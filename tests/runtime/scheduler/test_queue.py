@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palmette.errors import InvalidRequest
-from palmette.radix_cache import Namespace
+from palmette.radix_cache import Namespace, RadixCache
 from palmette.runtime.config import SchedulerSection
+from palmette.runtime.scheduler.programs import Program
 from palmette.runtime.scheduler.queue import (
     DepthFirst,
     FirstComeFirstServed,
@@ -19,7 +20,7 @@ from palmette.runtime.scheduler.queue import (
     WaitingQueue,
     make_queue,
 )
-from palmette.runtime.sequence import Sequence
+from palmette.runtime.sequence import Handle, Sequence
 
 NOTHING_CACHED: Callable[[Sequence], int] = lambda sequence: 0  # noqa: E731
 
@@ -200,3 +201,65 @@ def test_depth_first_order_computes_each_edge_of_the_tree_once(texts: list[str])
         queue.add(waiting(text))
     edges = {text[: n + 1] for text in texts for n in range(6)}
     assert prefilled(admit_all(queue)) == len(edges)
+
+
+def of_program(text: str, program: Program, *, goes_on: bool = False) -> Sequence:
+    sequence = waiting(text)
+    sequence.program = program
+    if goes_on:
+        lease = RadixCache(num_pages=1).match_and_lease([])
+        sequence.handle = Handle(sequence.namespace, [], lease)
+    return sequence
+
+
+def begun(serial: int) -> Program:
+    program = Program(f"p{serial}")
+    program.serial = serial
+    return program
+
+
+def test_requests_that_go_on_come_before_newcomers_the_oldest_program_first() -> None:
+    queue = DepthFirst(NOTHING_CACHED, max_wait=100)
+    first, second = begun(1), begun(2)
+    queue.add(waiting("new"))
+    queue.add(of_program("second goes on", second, goes_on=True))
+    queue.add(of_program("second's new branch", second))
+    queue.add(of_program("first goes on", first, goes_on=True))
+    assert len(queue) == 4
+    assert admit_all(queue)[:2] == ["first goes on", "second goes on"]
+    assert len(queue) == 0
+
+
+def test_where_one_finds_no_room_only_programs_under_way_go_on_and_the_nearest_branch_first() -> (
+    None
+):
+    queue = DepthFirst(NOTHING_CACHED, max_wait=100)
+    program = begun(1)
+    queue.add(of_program("aaaa 1", program))
+    assert admit_all(queue) == ["aaaa 1"]
+    queue.resume(waiting("was preempted"))
+    queue.add(waiting("aaaa of no program"))
+    for text in ("bbbb 1", "aaaa 2", "bbbb 2", "aaaa 3"):
+        queue.add(of_program(text, program))
+    queue.add(of_program("goes on", program, goes_on=True))
+    walk = queue.round(0.0)
+    first = walk.next()
+    assert first is not None
+    assert first.request_id == "was preempted"
+    walk.passed()
+    order = []
+    while (sequence := walk.next()) is not None:
+        walk.admitted()
+        order.append(sequence.request_id)
+    assert order[0] == "goes on"
+    assert sorted(order[1:3]) == ["aaaa 2", "aaaa 3"]
+    assert sorted(order[3:]) == ["bbbb 1", "bbbb 2"]
+
+
+def test_an_overdue_one_is_passed_by_its_likes_only_if_they_came_soon_after_it() -> None:
+    queue = DepthFirst(NOTHING_CACHED, max_wait=10)
+    queue.add(waiting("aaaa 0"))
+    assert admit_all(queue) == ["aaaa 0"]
+    for text, at in (("bbbb 1", 0.0), ("aaaa 1", 4.9), ("aaaa 2", 5.1)):
+        queue.add(waiting(text, at=at))
+    assert admit_all(queue, now=20.0) == ["aaaa 1", "bbbb 1", "aaaa 2"]
