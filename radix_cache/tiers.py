@@ -67,15 +67,6 @@ class Tier:
         """How many pages are there now."""
         return len(self._slots)
 
-    def num_leading(self, names: Sequence[Name]) -> int:
-        """How many of the names, from the first on, are there without a gap. No use of them."""
-        num_pages = 0
-        for name in names:
-            if name not in self._slots:
-                break
-            num_pages += 1
-        return num_pages
-
     def promise(self, names: Sequence[Name]) -> Promise:
         """Keep these pages, which are all there, until they have been copied back."""
         slots = [self._slots[name] for name in names]
@@ -207,10 +198,6 @@ class Promise:
     @property
     def num_pages(self) -> int:
         return len(self.slots)
-
-    @property
-    def is_settled(self) -> bool:
-        return self._is_settled
 
     def fulfil(self) -> None:
         """The contents were copied back. Raises LeaseReleased the second time."""

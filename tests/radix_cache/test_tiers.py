@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -338,10 +339,8 @@ def test_a_tier_keeps_what_a_dictionary_in_order_of_use_keeps(
             tier.carry_out()
         elif act == "promise":
             assert isinstance(given_, list)
-            names = given_[: tier.num_leading(given_)]
-            assert names == given_[: len(names)]
-            assert all(name in kept for name in names)
-            assert len(names) == len(given_) or given_[len(names)] not in kept
+            assert [name in tier for name in given_] == [name in kept for name in given_]
+            names = list(itertools.takewhile(kept.__contains__, given_))
             promises.append((names, [kept[name] for name in names]))
             made.append(tier.promise(names))
         elif act == "settle" and promises:
