@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from palmette.radix_cache.names import Name, root_name
 
@@ -230,11 +231,24 @@ class Node:
         return f"<{kind} pages [{self.start}, {self.end}) held {self.holds}x>"
 
 
-def common_prefix_length(one: PageKey, other: PageKey) -> int:
-    """How many tokens two pages begin with alike."""
-    length = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
+_Tokens = TypeVar("_Tokens", list[int], tuple[int, ...])
+
+
+def common_prefix_length(
+    one: _Tokens, other: _Tokens, known: int = 0, limit: int | None = None
+) -> int:
+    """How many leading tokens are the same, `limit` at most; the first `known` are.
+
+    By bisection with slices, so that the comparing happens in C: O(n), about 2n tokens.
+    """
+    high = min(len(one), len(other))
+    if limit is not None:
+        high = min(high, limit)
+    low = known  # equal up to here, and not beyond `high`
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

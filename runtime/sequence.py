@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from palmette.protocol import TokenLogprob
 from palmette.radix_cache import Explanation, Lease, Namespace
+from palmette.radix_cache.node import common_prefix_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as SequenceOf
@@ -311,11 +312,4 @@ def shared_length(one: Sequence, other: Sequence, limit: int | None = None, abov
         return 0
     if one.namespace != other.namespace or mine[:above] != theirs[:above]:
         return 0
-    low, high = above + 1, limit  # mine[:low] is shared; find the greatest such low
-    while low < high:
-        middle = (low + high + 1) // 2
-        if mine[low:middle] == theirs[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return common_prefix_length(mine, theirs, above + 1, limit)

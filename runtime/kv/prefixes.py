@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from palmette.errors import CacheFull
 from palmette.radix_cache import Match, Namespace, Pin, PinBudgetExceeded
+from palmette.radix_cache.node import common_prefix_length
 from palmette.runtime.kv.frozen import FrozenPrefix
 from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
@@ -57,7 +58,7 @@ class PrefixStore:
         if salt == _NAMESPACE.salt:
             # The last token of a prompt is computed, so its page is the request's own.
             key = tuple(token_ids[:-1])
-            num_shared = max(_shared_length(key, pinned) for pinned in pins)
+            num_shared = max(common_prefix_length(key, pinned) for pinned in pins)
         return self._kv.cache.num_pinned_pages - num_shared // self._kv.page_size
 
     def unpin_all(self) -> None:
@@ -99,18 +100,6 @@ class PrefixStore:
             raise _over_budget(
                 error.num_pages_needed, error.num_pages_left, cache.max_pinned_pages
             ) from error
-
-
-def _shared_length(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many leading tokens are the same."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _over_budget(num_needed: int, num_left: int, budget: int) -> CacheFull:
