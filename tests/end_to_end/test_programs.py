@@ -9,7 +9,7 @@ import time
 import pytest
 
 import palmette as pm
-from palmette.protocol import Outlook, Request, SamplingParams, TokenEvent
+from palmette.protocol import Outlook, Request, SamplingParams, TokenEvent, Usage
 from palmette.radix_cache import invariants
 from palmette.runtime.async_engine import AsyncEngine
 from palmette.runtime.config import EngineOptions
@@ -193,18 +193,31 @@ def test_an_end_that_comes_before_the_last_answer_leaves_nothing_held() -> None:
     invariants.check(engine._kv.cache, owned=[])
 
 
-def asked(name: str, token_ids: tuple[int, ...], *, goes_on: bool, max_tokens: int = 2) -> Request:
+def test_a_program_whose_requests_have_different_salts_shares_nothing_between_them() -> None:
+    engine = tiny_engine(num_pages=64)
+    run_one(engine, "a", tuple(range(100)), goes_on=True, salt="one")
+    usage = run_one(engine, "b", tuple(range(100)), goes_on=True, salt="two")
+    assert usage.cached_tokens == 0
+    assert run_one(engine, "c", tuple(range(100)), goes_on=True, salt="two").cached_tokens == 99
+
+
+def asked(
+    name: str, token_ids: tuple[int, ...], *, goes_on: bool, max_tokens: int = 2, salt: str = ""
+) -> Request:
     return Request(
         request_id=name,
         token_ids=token_ids,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True),
         outlook=Outlook(program_id="p"),
         goes_on=goes_on,
+        salt=salt,
     )
 
 
-def run_one(engine: Engine, name: str, token_ids: tuple[int, ...], *, goes_on: bool):
-    engine.submit(asked(name, token_ids, goes_on=goes_on))
+def run_one(
+    engine: Engine, name: str, token_ids: tuple[int, ...], *, goes_on: bool, salt: str = ""
+) -> Usage:
+    engine.submit(asked(name, token_ids, goes_on=goes_on, salt=salt))
     events = []
     while engine.has_work:
         events += engine.step()
