@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from palmette.errors import InvalidRequest
@@ -78,7 +79,7 @@ class CacheSection:
     kv_memory: int | None = None
     prefix_cache: bool = True
     host_memory: int = 0
-    host_directory: str | None = None
+    host_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
         _check_int("page_size", self.page_size, 1)
@@ -94,7 +95,7 @@ class CacheSection:
                 param="host_memory",
             )
         if self.host_directory is not None:
-            if not isinstance(self.host_directory, str) or not self.host_directory:
+            if not isinstance(self.host_directory, str | Path) or not self.host_directory:
                 raise InvalidRequest(
                     f"host_directory must be the name of a directory, got {self.host_directory!r}",
                     param="host_directory",
@@ -174,7 +175,7 @@ class EngineOptions(TypedDict, total=False):
     kv_memory: int | None
     prefix_cache: bool
     host_memory: int
-    host_directory: str | None
+    host_directory: str | Path | None
     max_batch_tokens: int
     max_running: int
     jump_forward: bool

@@ -173,7 +173,7 @@ class KVManager:
             promise.cancel()
             lease.release()
             return False
-        # The copy first: its source may have been evicted, and be one of the pages restored to.
+        # The source may have been evicted for these very pages: it is read before they are written.
         if prefix.partial_page is not None:
             self._moves.append(PageCopy(prefix.partial_page, pages[promise.num_pages]))
         self._moves += map(PageRestore, promise.slots, pages)

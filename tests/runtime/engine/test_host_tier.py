@@ -81,7 +81,7 @@ def prompt(number: int, length: int = 22) -> list[int]:
 def test_prefixes_that_were_evicted_are_not_computed_again(tmp_path: Path) -> None:
     answers = []
     computed = []
-    for options in ({}, {"num_slots": 64}, {"num_slots": 64, "host_directory": str(tmp_path)}):
+    for options in ({}, {"num_slots": 64}, {"num_slots": 64, "host_directory": tmp_path}):
         engine = make(num_pages=16, **{"num_slots": 0, **options})
         asked = Answers(engine)
         for number in range(12):
