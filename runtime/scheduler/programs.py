@@ -13,8 +13,10 @@ short, handles are given up, idle programs first and then the one begun last.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from palmette.protocol import Outlook
@@ -26,6 +28,9 @@ Path = tuple[int, ...]
 _PRIOR_TOKENS = 512
 # Of what generations may produce, this much more is expected than they did on average.
 _MARGIN = 1.25
+# Of so many of a program's waiting sequences it is counted anew in a step what they need: of all,
+# unless a fork is wide. Looking up a long prompt takes a while.
+_MAX_COUNTED = 64
 
 
 class HeldPages(Protocol):
@@ -58,6 +63,8 @@ class Program:
         "generated_tokens",
         "handles",
         "idle_since",
+        "needs",
+        "num_pages_needed",
         "program_id",
         "running",
         "serial",
@@ -74,8 +81,10 @@ class Program:
         self.constant_tokens = 0
         self.generated_tokens = 0
         self.handles: dict[Path, Handle] = {}
-        self.waiting: dict[int, Sequence] = {}
+        self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: dict[int, Sequence] = {}
+        self.needs: dict[int, int] = {}  # pages, of those that wait, as counted last
+        self.num_pages_needed = 0  # by all of these
 
     @property
     def has_begun(self) -> bool:
@@ -85,6 +94,24 @@ class Program:
     def is_idle(self) -> bool:
         """Whether it computes nothing and asks for nothing: it thinks, or is over."""
         return not self.waiting and not self.running
+
+    def next_to_count(self, count: int) -> list[Sequence]:
+        """Waiting sequences, `count` at most, whose needs were counted longest ago."""
+        chosen = list(islice(self.waiting.items(), count))
+        for key, _ in chosen:
+            self.waiting.move_to_end(key)
+        return [sequence for _, sequence in chosen]
+
+    def note_need(self, sequence: Sequence, num_pages: int) -> int:
+        """A sequence that waits needs so many pages; how many more that is than was known."""
+        change = num_pages - self.needs.get(id(sequence), 0)
+        self.needs[id(sequence)] = num_pages
+        self.num_pages_needed += change
+        return change
+
+    def waits_no_more(self, sequence: Sequence) -> None:
+        if self.waiting.pop(id(sequence), None) is not None:
+            self.num_pages_needed -= self.needs.pop(id(sequence), 0)
 
     def handle_for(self, path: Path) -> Handle | None:
         """What the branch at `path` goes on from: its own handle or the nearest it was forked from.
@@ -113,6 +140,7 @@ class Programs:
         self._by_id: dict[str, Program] = {}
         self._begun: dict[str, Program] = {}  # by id, in the order in which they began
         self._num_begun = 0
+        self.num_given_up = 0  # so many times a program's handles were let go
         self._alone: dict[int, Sequence] = {}  # running sequences of no program
         self._asked_tokens = 0
         self._produced_tokens = 0
@@ -168,7 +196,7 @@ class Programs:
         if program is None:
             self._alone[id(sequence)] = sequence
             return False
-        del program.waiting[id(sequence)]
+        program.waits_no_more(sequence)
         program.running[id(sequence)] = sequence
         sequence.handle = None
         if program.has_begun or program.program_id not in self._by_id:
@@ -193,7 +221,7 @@ class Programs:
         program = sequence.program
         if program is None:
             return
-        program.waiting.pop(id(sequence), None)
+        program.waits_no_more(sequence)
         program.running.pop(id(sequence), None)
         _drop(program, sequence.path)
         if handle is not None:
@@ -231,18 +259,15 @@ class Programs:
         now: float,
         *,
         keep: Program | None = None,
-        only_idle: bool = False,
         only_old: bool = False,
     ) -> bool:
         """Let the handles of one program go, those of `keep` last; False if there are none.
 
-        Idle programs come first, then those that began last. With `only_idle` no others; with
-        `only_old` of the others only those that have been under way for long, and never `keep`.
+        Idle programs come first, then those that began last; with `only_old` of these only the
+        ones that have been under way for long, and never `keep`.
         """
         holding = [p for p in self._by_id.values() if p.handles]
-        if only_idle:
-            holding = [p for p in holding if self._is_idle(p, now)]
-        elif only_old:
+        if only_old:
             oldest = now - self._max_active_seconds
             holding = [
                 p
@@ -258,9 +283,14 @@ class Programs:
             return program is keep, not is_idle, order
 
         worst = min(holding, key=rank)
-        for path in list(worst.handles):
-            _drop(worst, path)
+        self._drop_all(worst)
         return True
+
+    def give_up_idle(self, now: float) -> None:
+        """Let the handles of all idle programs go."""
+        for program in self._by_id.values():
+            if program.handles and self._is_idle(program, now):
+                self._drop_all(program)
 
     def seconds_to_wait(self, now: float) -> float | None:
         """How long the one who has thought for longest may still be waited for; None if nobody
@@ -290,6 +320,11 @@ class Programs:
         share = _MARGIN * produced / (self._asked_tokens + _PRIOR_TOKENS)
         return math.ceil(min(1.0, share) * num_tokens)
 
+    def _drop_all(self, program: Program) -> None:
+        self.num_given_up += 1
+        for path in list(program.handles):
+            _drop(program, path)
+
     def _is_idle(self, program: Program, now: float) -> bool:
         return now - program.idle_since >= self._hold_seconds
 
@@ -303,7 +338,13 @@ class Account:
     def __init__(self, programs: Programs, pages: HeldPages) -> None:
         self._programs = programs
         self._pages = pages
-        self._shares: dict[int, _Share] | None = None
+        self._shares: dict[int, _Share] = {}  # of programs that have begun and of the others
+        self._is_counted = False
+        self._new: dict[int, _Share] = {}  # of programs that were asked for and have not begun
+        self._num_committed = 0  # by all shares
+        self._num_later = 0
+        self._num_known_pages = 0  # that a handle holds of the sequence asked for last
+        self._num_given_up = programs.num_given_up
 
     def allows(self, sequence: Sequence, now: float) -> bool:
         """Whether all that have begun could still end if this one ran now.
@@ -315,25 +356,36 @@ class Account:
         programs, program = self._programs, sequence.program
         if program is None and not programs.num_begun:
             return True
-        shares = self._counted()
+        handle = sequence.handle
+        is_held = handle is not None and not handle.lease.is_released
+        self._num_known_pages = handle.lease.num_pages if handle is not None and is_held else 0
+        self._count_all()
         key = id(sequence if program is None else program)
-        own = shares.get(key)
-        if own is None:
-            own = _Share() if program is None else self._share_of(program)
+        own, is_counted = self._own_share(key, program)
         needed = self._num_pages_needed(sequence)
-        # What the program needs later, but for this sequence, which is among those that wait.
-        later = own.num_later - needed if program is not None else 0
-        others = [share for other, share in shares.items() if other != key]
-        num_taken = needed + own.num_committed + sum(s.num_committed for s in others)
+        later = 0
+        if program is not None:
+            self._change(own, is_counted, later=program.note_need(sequence, needed))
+            # What it needs later, but for this sequence, which is among those that wait.
+            later = own.num_later - needed
+        others_committed, others_later = self._num_committed, self._num_later
+        if is_counted:
+            others_committed -= own.num_committed
+            others_later -= own.num_later
+        num_taken = needed + own.num_committed + others_committed
         num_left = self._pages.num_available_pages - num_taken
-        if later + sum(s.num_later for s in others) <= num_left:
+        if later + others_later <= num_left:
             return True
-        while programs.give_up(now, only_idle=True):
-            num_left = self._pages.num_available_pages - num_taken
+        programs.give_up_idle(now)
+        num_left = self._pages.num_available_pages - num_taken
         if num_left < 0:
             return False
-        mine = later, needed + own.num_committed + own.num_held()
-        needs = [(s.serial, s.num_later, s.num_committed + s.num_held()) for s in others]
+        mine = later, needed + own.num_committed + self._num_held(own)
+        needs = [
+            (share.serial, share.num_later, share.num_committed + self._num_held(share))
+            for other, share in self._shares.items()
+            if other != key
+        ]
         if _can_all_end(num_left, [mine, *(need[1:] for need in needs)]):
             return True
         if program is None or not program.has_begun:
@@ -343,39 +395,98 @@ class Account:
 
     def admitted(self, sequence: Sequence) -> None:
         """It runs now."""
-        if self._shares is None:
+        if not self._is_counted:
             return
         program = sequence.program
-        if program is None:
-            self._shares[id(sequence)] = self._share_of_sequence(sequence)
-        else:
-            self._shares[id(program)] = self._share_of(program)
+        key = id(sequence if program is None else program)
+        share = self._shares.get(key)
+        if share is None:
+            share = (
+                self._share_of_sequence(sequence) if program is None else self._share_of(program)
+            )
+            self._add(key, share)
+        elif program is not None:
+            num_later = self._num_pages_later(program) - share.num_later
+            committed = self._num_pages_to_come(sequence)
+            self._change(share, True, committed=committed, later=num_later)
+        share.num_held = None
+        if sequence.lease is not None and sequence.lease.num_pages > self._num_known_pages:
+            self._forget_held()  # it may hold what another was alone to hold before
 
-    def _counted(self) -> dict[int, _Share]:
-        if self._shares is None:
-            shares = {id(p): self._share_of(p) for p in self._programs.begun()}
-            shares.update((id(s), self._share_of_sequence(s)) for s in self._programs.alone())
-            self._shares = shares
-        return self._shares
+    def _count_all(self) -> None:
+        if self._is_counted:
+            return
+        self._is_counted = True
+        for program in self._programs.begun():
+            self._count_again(program)
+            self._add(id(program), self._share_of(program))
+        for sequence in self._programs.alone():
+            self._add(id(sequence), self._share_of_sequence(sequence))
+
+    def _add(self, key: int, share: _Share) -> None:
+        self._shares[key] = share
+        self._num_committed += share.num_committed
+        self._num_later += share.num_later
+
+    def _change(
+        self, share: _Share, is_counted: bool, *, committed: int = 0, later: int = 0
+    ) -> None:
+        share.num_committed += committed
+        share.num_later += later
+        if is_counted:
+            self._num_committed += committed
+            self._num_later += later
+
+    def _own_share(self, key: int, program: Program | None) -> tuple[_Share, bool]:
+        """The share of who asks, and whether it is among those that were counted."""
+        share = self._shares.get(key)
+        if share is not None:
+            return share, True
+        if program is None:
+            return _Share(), False
+        share = self._new.get(key)
+        if share is None:
+            self._count_again(program)
+            share = self._new[key] = self._share_of(program)
+        return share, False
+
+    def _count_again(self, program: Program) -> None:
+        """What sequences that wait need, those first for which that was counted longest ago."""
+        for sequence in program.next_to_count(_MAX_COUNTED):
+            program.note_need(sequence, self._num_pages_needed(sequence))
 
     def _share_of(self, program: Program) -> _Share:
-        pages, programs = self._pages, self._programs
-        num_tokens = program.constant_tokens + programs.num_expected(program.generated_tokens)
         return _Share(
             serial=program.serial,
             num_committed=sum(map(self._num_pages_to_come, program.running.values())),
-            num_later=pages.num_pages_for(num_tokens)
-            + sum(map(self._num_pages_needed, program.waiting.values())),
-            num_held=lambda: pages.num_pages_freed_without(
-                program.handles.values(), program.running.values()
-            ),
+            num_later=self._num_pages_later(program),
+            holders=(program.handles, program.running),
         )
 
     def _share_of_sequence(self, sequence: Sequence) -> _Share:
         return _Share(
             num_committed=self._num_pages_to_come(sequence),
-            num_held=lambda: self._pages.num_pages_freed_without((), (sequence,)),
+            holders=({}, {id(sequence): sequence}),
         )
+
+    def _num_held(self, share: _Share) -> int:
+        if self._num_given_up != self._programs.num_given_up:
+            self._num_given_up = self._programs.num_given_up
+            self._forget_held()
+        if share.num_held is None:
+            handles, running = share.holders
+            share.num_held = self._pages.num_pages_freed_without(handles.values(), running.values())
+        return share.num_held
+
+    def _forget_held(self) -> None:
+        for share in (*self._shares.values(), *self._new.values()):
+            share.num_held = None
+
+    def _num_pages_later(self, program: Program) -> int:
+        """What it will ask for, and what it waits for now."""
+        num_expected = self._programs.num_expected(program.generated_tokens)
+        num_pages = self._pages.num_pages_for(program.constant_tokens + num_expected)
+        return num_pages + program.num_pages_needed
 
     def _num_pages_needed(self, sequence: Sequence) -> int:
         """What a waiting sequence takes of the available pages until it has ended."""
@@ -400,7 +511,9 @@ class _Share:
     serial: int = 0  # of a program that has begun
     num_committed: int = 0  # what its running sequences will still take
     num_later: int = 0  # what it will ask for
-    num_held: Callable[[], int] = lambda: 0  # what comes back when it ends; not cheap
+    # What comes back when it ends; None: not counted yet, since that is not cheap.
+    num_held: int | None = None
+    holders: tuple[Mapping[Path, Handle], Mapping[int, Sequence]] = ({}, {})
 
 
 def _can_all_end(num_left: int, needs: list[tuple[int, int]]) -> bool:
