@@ -195,10 +195,12 @@ def test_an_end_that_comes_before_the_last_answer_leaves_nothing_held() -> None:
 
 def test_a_program_whose_requests_have_different_salts_shares_nothing_between_them() -> None:
     engine = tiny_engine(num_pages=64)
-    run_one(engine, "a", tuple(range(100)), goes_on=True, salt="one")
-    usage = run_one(engine, "b", tuple(range(100)), goes_on=True, salt="two")
-    assert usage.cached_tokens == 0
-    assert run_one(engine, "c", tuple(range(100)), goes_on=True, salt="two").cached_tokens == 99
+    engine.submit(asked("a", tuple(range(100)), goes_on=True, max_tokens=0, salt="one"))
+    while engine.has_work:
+        engine.step()
+    longer = tuple(range(110))
+    assert run_one(engine, "b", longer, goes_on=True, salt="two").cached_tokens == 0
+    assert run_one(engine, "c", longer, goes_on=True, salt="one").cached_tokens == 100
 
 
 def asked(
