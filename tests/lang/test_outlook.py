@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 import palmette as pm
 from palmette.lang.backends.scripted import ByteTokenizer, ScriptedBackend
+from palmette.lang.outlook import Ahead, Forecast
 from palmette.lang.run import Run
 from palmette.protocol import Outlook, Piece, Request, ScoreRequest, TokenEvent
 
@@ -28,8 +30,19 @@ class Listener(ScriptedBackend):
     def end_program(self, program_id: str) -> None:
         self.ended.append(program_id)
 
+    def paths_ended(self) -> list[tuple[int, ...]]:
+        return [path for _, paths in self.heard for path in paths]
+
     def asked(self) -> list[Request | ScoreRequest]:
         return [*self.score_requests, *self.requests]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """For what happens on the loop's thread soon after."""
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 class Gate(ByteTokenizer):
@@ -120,14 +133,32 @@ def test_what_branches_made_is_expected_to_come_back_while_the_program_is_open()
         branches = s.fork(2)
         branches += "y" * 5 + pm.gen("b", max_tokens=2)
         branches.join("concate_and_append")
+        wait_until(lambda: backend.paths_ended() == [(0, 1)])
         s += pm.gen("end", max_tokens=2)
+        # The parent went on from where the first one was; now nobody does any more.
+        wait_until(lambda: (0, 0) in backend.paths_ended())
 
     program.run(backend=backend)
     known = [o for o, _ in backend.heard] + [r.outlook for r in backend.asked() if r.outlook]
     # Both branches are queued, and then, or still to come, what they bring back.
     assert max(outlook.constant_tokens for outlook in known) >= 10
-    ended = [path for _, paths in backend.heard for path in paths]
+    ended = backend.paths_ended()
     assert sorted(ended) == [(0, 0), (0, 1)]
+
+
+def test_an_outlook_has_what_is_queued_and_while_more_may_come_what_branches_bring_back() -> None:
+    forecast = Forecast("p")
+    queued = Ahead(num_chars=40, num_generated=7, num_asks=1)
+    forecast.ahead.add(queued)
+    forecast.in_branches.add(queued)
+    first = forecast.ask()
+    assert (first.constant_tokens, first.generated_tokens) == (20, 14)
+    forecast.is_open = False
+    second = forecast.ask()
+    assert (second.constant_tokens, second.generated_tokens) == (10, 7)
+    forecast.note_encoded(num_tokens=30, num_chars=60)
+    assert forecast.ask().constant_tokens == 20
+    assert forecast.news() is None
 
 
 def test_joined_branches_are_over_and_others_when_the_program_is() -> None:
@@ -141,11 +172,11 @@ def test_joined_branches_are_over_and_others_when_the_program_is() -> None:
         free += pm.gen("b", max_tokens=2)
         free[0].sync()
         joined.join()
-        ended = [path for _, paths in backend.heard for path in paths]
+        ended = backend.paths_ended()
         assert (1, 0) not in ended
 
     program.run(backend=backend)
-    ended = [path for _, paths in backend.heard for path in paths]
+    ended = backend.paths_ended()
     # Joined branches may have known at their last request that they are over.
     assert set(ended) <= {(0, 0), (0, 1), (1, 0)}
     assert (1, 0) in ended
@@ -161,12 +192,14 @@ def test_a_branch_that_was_joined_may_go_on_and_is_over_again() -> None:
         branches = s.fork(1)
         branches += pm.gen("a", max_tokens=2)
         branches.join()
+        wait_until(lambda: backend.paths_ended() == [(0, 0)])
         branches += "more" + pm.gen("b", max_tokens=2)
         assert branches[0]["b"] == "ab"
 
     state = program.run(backend=backend)
     assert state.text() == "x"
     assert len(backend.ended) == 1
+    assert backend.paths_ended() == [(0, 0), (0, 0)]
 
 
 def test_a_program_that_fails_or_asks_nothing_leaves_nothing_behind() -> None:
@@ -216,6 +249,38 @@ def test_a_program_says_what_it_knows_when_it_stops_to_read() -> None:
 
     state = program.run(backend=backend)
     assert state["b"] == "abc"
+
+
+class Endless(Listener):
+    """Answers nothing until the request is given up."""
+
+    def __init__(self) -> None:
+        super().__init__("ab")
+        self.is_asked = threading.Event()
+        self.ended_before: list[str] | None = None
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+        self.is_asked.set()
+        try:
+            await asyncio.sleep(60)
+            yield TokenEvent(request_id=request.request_id)
+        finally:
+            self.ended_before = list(self.ended)
+
+
+def test_a_cancelled_program_is_over_when_its_requests_are() -> None:
+    """Or one that is on its way would come after the end, and make the program known again."""
+    backend = Endless()
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "x" + pm.gen("a", max_tokens=2)
+
+    state = program.stream(backend=backend)
+    assert backend.is_asked.wait(timeout=30)
+    state.cancel()
+    wait_until(lambda: len(backend.ended) == 1)
+    assert backend.ended_before == []
 
 
 def test_the_scores_of_a_select_are_requests_of_the_program(ahead: Listener) -> None:
