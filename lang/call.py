@@ -42,9 +42,11 @@ class Call:
             run.wait_idle()
         except BaseException as error:
             run.cancel()
-            if isinstance(error, Exception):
-                run.wait_idle()
-            run.finish(error)
+            try:
+                if isinstance(error, Exception):
+                    run.wait_idle()
+            finally:  # the waiting may be interrupted in its turn
+                run.finish(error)
             raise
         run.finish()
         if run.error is not None:
@@ -59,9 +61,11 @@ class Call:
             await run.wait_idle_async()
         except BaseException as error:
             run.cancel()
-            if isinstance(error, Exception):
-                await run.wait_idle_async()
-            run.finish(error)
+            try:
+                if isinstance(error, Exception):
+                    await run.wait_idle_async()
+            finally:  # the waiting may be interrupted in its turn
+                run.finish(error)
             raise
         run.finish()
         if run.error is not None:
