@@ -55,6 +55,7 @@ from palmette.runtime.kv.manager import KVManager
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.kv.prefixes import PrefixStore
 from palmette.runtime.loading.digest import WeightFiles
+from palmette.runtime.memory import trim
 from palmette.runtime.metrics import EngineCounters, EngineStats
 from palmette.runtime.sampling import SampledToken, Sampler, TokenCounts, needs_counts, resolve_seed
 from palmette.runtime.scheduler import PlannedWork, Scheduler
@@ -79,6 +80,9 @@ class EngineTokenizer(Tokenizer, Protocol):
 
     def all_token_bytes(self) -> list[bytes]: ...
 
+
+# About once a minute: it takes some milliseconds.
+_STEPS_BETWEEN_TRIMS = 1000
 
 # A cached mask takes microseconds, a new one a millisecond or so; a hostile one more.
 _MASK_SECONDS_PER_STEP = 0.05
@@ -573,6 +577,8 @@ class Engine:
             return
         now = self._clock()
         self._counters.steps += 1
+        if self._counters.steps % _STEPS_BETWEEN_TRIMS == 0:
+            trim()
         for item, outcome in zip(work, outcomes, strict=True):
             sequence = item.sequence
             if sequence.status is not Status.RUNNING:
