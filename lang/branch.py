@@ -231,6 +231,7 @@ class Branch:
     def _enqueue(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             ahead = operation.ahead()
+            ahead.num_generated = min(ahead.num_generated, self.run.max_context)
             self._queue.append((operation, ahead))
             self.submitted.add(ahead)
             self._ahead.add(ahead)

@@ -37,6 +37,8 @@ class Run:
         self.run_id = uuid.uuid4().hex
         self.forecast = Forecast(self.run_id)
         self._listener = backend if isinstance(backend, ProgramListener) else None
+        # Whatever max_tokens says, there will be no more; of no use where nobody listens.
+        self.max_context = 0 if self._listener is None else backend.max_context
         self.backend = backend
         self.defaults = defaults
         self.is_async = is_async

@@ -766,9 +766,10 @@ class Engine:
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, kept_tokens)
         has_ended_well = reason in (FinishReason.STOP, FinishReason.LENGTH)
         if has_ended_well:
-            self._scheduler.programs.note_output(
-                sequence.request.sampling.max_tokens, sequence.num_output_tokens
-            )
+            # Of what was asked for, what there was room for: max_tokens may be any number.
+            num_produced = sequence.num_output_tokens
+            num_asked = num_produced + max(0, sequence.num_tokens_left)
+            self._scheduler.programs.note_output(num_asked, num_produced)
         self._scheduler.finish(
             sequence, keep=error is None, goes_on=sequence.goes_on and has_ended_well
         )

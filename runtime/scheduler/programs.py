@@ -31,6 +31,8 @@ _MARGIN = 1.25
 # Of so many of a program's waiting sequences it is counted anew in a step what they need: of all,
 # unless a fork is wide. Looking up a long prompt takes a while.
 _MAX_COUNTED = 64
+# More than any pool holds.
+_MAX_TOKENS = 1 << 40
 
 
 class HeldPages(Protocol):
@@ -154,8 +156,8 @@ class Programs:
             program = self._by_id[outlook.program_id] = Program(outlook.program_id)
         if outlook.version >= program.version:
             program.version = outlook.version
-            program.constant_tokens = outlook.constant_tokens
-            program.generated_tokens = outlook.generated_tokens
+            program.constant_tokens = _within_reason(outlook.constant_tokens)
+            program.generated_tokens = _within_reason(outlook.generated_tokens)
         return program
 
     def end_branches(self, program_id: str, paths: Iterable[Path]) -> None:
@@ -527,6 +529,11 @@ def _can_all_end(num_left: int, needs: list[tuple[int, int]]) -> bool:
             return False
         num_left += given_back
     return True
+
+
+def _within_reason(num_tokens: int) -> int:
+    """What is announced may be any number."""
+    return min(max(0, num_tokens), _MAX_TOKENS)
 
 
 def _drop(program: Program, path: Path) -> None:

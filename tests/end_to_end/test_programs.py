@@ -226,3 +226,18 @@ def run_one(
     assert isinstance(events[-1], TokenEvent)
     assert events[-1].usage is not None
     return events[-1].usage
+
+
+def test_a_max_tokens_beyond_all_measure_says_nothing_of_other_generations() -> None:
+    @pm.function
+    def program(s: pm.State, max_tokens: int) -> None:
+        s += "abc" + pm.gen("x", max_tokens=2)
+        s.sync()
+        s += "d" + pm.gen("y", max_tokens=2) + pm.gen("z", max_tokens=max_tokens)
+
+    with engine_of(num_pages=20) as engine:
+        programs = engine._engine._scheduler.programs
+        for max_tokens in (10**18, 10**400):
+            program.run(max_tokens, backend=engine, ignore_eos=True)
+            # They filled the context as they were asked to.
+            assert programs.num_expected(100) == 100
