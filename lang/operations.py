@@ -46,6 +46,9 @@ T = TypeVar("T")
 # Encoding takes about a microsecond for a character; going to a thread and back, some hundred.
 _MANY_CHARS = 20_000
 
+# Forks and branches are numbered from 0 on.
+_NOWHERE = -1
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
@@ -274,8 +277,7 @@ class Choose(Operation):
         usage = result.usage
         totals = log_likelihoods(encoded.continuations, result.logprobs)
         probabilities = normalize(totals)
-        position = len(encoded.prompt_ids)
-        chosen, scores = await self._pick(branch, encoded, result, totals, position)
+        chosen, scores = await self._pick(branch, encoded, request, result, totals)
         transcript.choose(encoded.prompt_ids + encoded.continuations[chosen], options[chosen])
         branch.add_text(options[chosen], self.slot)
         meta = self._meta(
@@ -289,9 +291,9 @@ class Choose(Operation):
         self,
         branch: Branch,
         encoded: EncodedOptions,
+        request: ScoreRequest,
         result: ScoreResult,
         totals: list[float],
-        position: int,
     ) -> tuple[int, list[float]]:
         """The place of the chosen option, and the scores it was chosen by."""
         select = self.select
@@ -302,18 +304,23 @@ class Choose(Operation):
             scores = [values[0] for values in result.logprobs]
             return greedy_walk(result.logprobs), scores
         if select.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
-            unconditional = await self._unconditional(branch, encoded.continuations)
+            unconditional = await self._unconditional(branch, request)
             scores = normalized_by_unconditional(result.logprobs, unconditional)
             return best_of(scores), scores
         if select.temperature == 0:
             return best_of(totals), totals
         weights = normalize(totals, select.temperature)
-        return draw(weights, self.seed, (branch.path, position)), totals
+        return draw(weights, self.seed, (branch.path, len(encoded.prompt_ids))), totals
 
     async def _unconditional(
-        self, branch: Branch, continuations: Sequence[tuple[int, ...]]
+        self, branch: Branch, conditional: ScoreRequest
     ) -> list[tuple[float, ...]]:
-        """Log-probabilities of each option's tokens without the prompt; 0 for the first."""
+        """Log-probabilities of each option's tokens without the prompt; 0 for the first.
+
+        They are asked for as the program's own, in a place where it has no branch: its pages must
+        not be waited for as if the program did nothing, nor what the branch holds be replaced.
+        """
+        continuations = conditional.continuations
         prefix_ids = branch.run.backend.tokenizer.prefix_ids
         rest: dict[int, list[tuple[int, ...]]] = {}
         for ids in continuations:
@@ -326,6 +333,8 @@ class Choose(Operation):
                 request_id=branch.run.next_request_id(branch),
                 token_ids=(*prefix_ids, first),
                 continuations=distinct,
+                path=(*branch.path, _NOWHERE, _NOWHERE),
+                outlook=conditional.outlook,
             )
             result = await self._score(branch, request)
             for tail, values in zip(distinct, result.logprobs, strict=True):

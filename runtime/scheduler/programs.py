@@ -31,7 +31,7 @@ _MARGIN = 1.25
 # Of so many of a program's waiting sequences it is counted anew in a step what they need: of all,
 # unless a fork is wide. Looking up a long prompt takes a while.
 _MAX_COUNTED = 64
-# More than any pool holds.
+# What is announced may be any number; this is more than any pool holds.
 _MAX_TOKENS = 1 << 40
 
 
@@ -156,8 +156,8 @@ class Programs:
             program = self._by_id[outlook.program_id] = Program(outlook.program_id)
         if outlook.version >= program.version:
             program.version = outlook.version
-            program.constant_tokens = _within_reason(outlook.constant_tokens)
-            program.generated_tokens = _within_reason(outlook.generated_tokens)
+            program.constant_tokens = min(outlook.constant_tokens, _MAX_TOKENS)
+            program.generated_tokens = min(outlook.generated_tokens, _MAX_TOKENS)
         return program
 
     def end_branches(self, program_id: str, paths: Iterable[Path]) -> None:
@@ -189,8 +189,14 @@ class Programs:
         if program is not None:
             program.waiting[id(sequence)] = sequence
             program.idle_since = math.inf
-            sequence.handle = program.handle_for(sequence.path)
-            sequence.takes_over = sequence.path in program.handles
+            handle = program.handle_for(sequence.path)
+            token_ids = sequence.token_ids
+            if handle is not None and not handle.fits(
+                sequence.namespace, token_ids, len(token_ids)
+            ):
+                handle = None  # it begins elsewhere
+            sequence.handle = handle
+            sequence.takes_over = handle is not None and sequence.path in program.handles
 
     def admitted(self, sequence: Sequence, now: float) -> bool:
         """It runs; whether its program began with it."""
@@ -529,11 +535,6 @@ def _can_all_end(num_left: int, needs: list[tuple[int, int]]) -> bool:
             return False
         num_left += given_back
     return True
-
-
-def _within_reason(num_tokens: int) -> int:
-    """What is announced may be any number."""
-    return min(max(0, num_tokens), _MAX_TOKENS)
 
 
 def _drop(program: Program, path: Path) -> None:

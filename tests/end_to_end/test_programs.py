@@ -241,3 +241,21 @@ def test_a_max_tokens_beyond_all_measure_says_nothing_of_other_generations() -> 
             program.run(max_tokens, backend=engine, ignore_eos=True)
             # They filled the context as they were asked to.
             assert programs.num_expected(100) == 100
+
+
+def test_a_select_that_asks_twice_waits_for_nobody() -> None:
+    """The second question is the program's own: what it holds is not waited for."""
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "x" * 250 + pm.gen("a", max_tokens=2)
+        s += pm.select(
+            "b",
+            ["abcdefghijklmnopqrstuvwxyz" * 3, "abc" * 20, "bcdefghi" * 10],
+            choices_method="unconditional_likelihood_normalized",
+        )
+
+    with engine_of(num_pages=22, max_think=float("inf")) as engine:
+        state = program.run(backend=engine, ignore_eos=True)
+        assert state["b"].startswith(("abc", "bcd"))
+        assert engine.stats().num_held_pages == 0

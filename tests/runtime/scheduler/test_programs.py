@@ -549,8 +549,8 @@ def test_an_outlook_that_comes_late_replaces_no_newer_one() -> None:
     assert (program.constant_tokens, program.generated_tokens) == (1, 0)
 
 
-@pytest.mark.parametrize("num_tokens", [10**400, -(10**400)])
-def test_whatever_a_program_announces_it_runs(num_tokens: int) -> None:
+def test_whatever_a_program_announces_it_runs() -> None:
+    num_tokens = 10**400
     world = ProgramWorld(num_pages=8)
     beside = world.ask("other", list(range(500, 510)), num_outputs=3)
     asked = world.ask("p", list(range(10)), constants=num_tokens, generated=num_tokens)
