@@ -158,6 +158,10 @@ class Outlook:
     constant_tokens: int = 0
     generated_tokens: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("version", "constant_tokens", "generated_tokens"):
+            _check_int(name, getattr(self, name), 0, None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

@@ -12,9 +12,11 @@ import palmette as pm
 PAGE = Path(__file__).parents[2] / "docs" / "language.md"
 
 
-def test_the_programs_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_page_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     # Through the dict, so that the real one, with torch, is not loaded to be put back.
     monkeypatch.setitem(vars(pm), "Engine", lambda name: pm.ScriptedBackend("ok"))
     names: dict[str, object] = {}
@@ -26,6 +28,7 @@ def test_the_programs_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     state = names["state"]
     assert isinstance(state, pm.State)
     assert state["note"] == ["ok", "ok"]
+    assert capsys.readouterr().out.startswith("tokens 0 to ")
 
 
 def test_every_test_file_that_the_page_names_is_there() -> None:

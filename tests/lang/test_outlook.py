@@ -6,10 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
 
 import palmette as pm
+from palmette.errors import InvalidRequest
 from palmette.lang.backends.scripted import ByteTokenizer, ScriptedBackend
 from palmette.lang.outlook import Ahead, Forecast
 from palmette.lang.run import Run
@@ -159,6 +161,14 @@ def test_an_outlook_has_what_is_queued_and_while_more_may_come_what_branches_bri
     forecast.note_encoded(num_tokens=30, num_chars=60)
     assert forecast.ask().constant_tokens == 20
     assert forecast.news() is None
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, "7", None, True])
+@pytest.mark.parametrize("name", ["version", "constant_tokens", "generated_tokens"])
+def test_an_outlook_counts_in_whole_numbers(name: str, wrong: object) -> None:
+    given: dict[str, Any] = {name: wrong}
+    with pytest.raises(InvalidRequest, match=f"^{name} must be an integer of at least 0"):
+        Outlook(program_id="p", **given)
 
 
 def test_joined_branches_are_over_and_others_when_the_program_is() -> None:
