@@ -382,10 +382,10 @@ class RadixCache:
         rest_page_ids = list(page_ids[num_whole:]) if tail else []
 
         now = self.next_use()
-        duplicates = self._give_pages(lease, node, new_token_ids, new_page_ids, rest_page_ids, now)
+        num_folded = self._give_pages(lease, node, new_token_ids, new_page_ids, rest_page_ids, now)
         published_tail = self._give_tail(lease, lease.node("publish"), rest, rest_page_ids, now)
         self.deliver_events()
-        return Published(lease.page_ids, duplicates, published_tail)
+        return Published(lease.page_ids, num_folded, published_tail)
 
     def append(
         self, lease: Lease, token_ids: Sequence[int], page_ids: Sequence[int]
