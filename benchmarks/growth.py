@@ -392,7 +392,7 @@ class Waiting:
         start = time.perf_counter()
         plan = self.scheduler.next_plan()
         self.plan_seconds.append(time.perf_counter() - start)
-        self._kv.take_copies()
+        self._kv.take_moves()
         for item in plan.work:
             sequence = item.sequence
             sequence.note_computed(item.num_tokens)

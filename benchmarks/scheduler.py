@@ -53,7 +53,7 @@ class Simulation:
         start = time.perf_counter()
         plan = self.scheduler.next_plan()
         self.plan_seconds.append(time.perf_counter() - start)
-        self.kv.take_copies()
+        self.kv.take_moves()
         for item in plan.work:
             sequence = item.sequence
             sequence.note_computed(item.num_tokens)

@@ -568,7 +568,7 @@ class Engine:
             self._note_admission(item.sequence)
         work = self._with_masks(work)
         try:
-            outcomes = self._worker.run(work, self._kv.take_copies())
+            outcomes = self._worker.run(work, self._kv.take_moves())
         except (RuntimeError, ValueError, MemoryError) as error:
             for item in work:
                 failure = EngineError(f"the step failed: {error}")

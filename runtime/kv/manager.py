@@ -152,23 +152,17 @@ class KVManager:
             sequence.explanation = self.cache.explain(prompt, sequence.namespace)
         lease = self._lease(sequence, limit)
         whole_pages = list(lease.page_ids)
-        prefix = Prefix(lease.num_tokens, lease.tail.page_id if lease.tail else None)
         # Before anything is allocated: what is evicted for it may push others out of the tier.
         promise = lease.promise(token_ids[:limit])
-        num_whole = len(whole_pages) + promise.num_pages
-        if promise.num_pages:
-            prefix = Prefix(num_whole * self.page_size, None)
-        prefix = self._partial_donor(sequence, prefix, num_whole, running)
+        prefix = self._best_prefix(sequence, lease, promise, running)
         # The copy runs before anything else is written, so its source need not be held; were it
         # held, a pool with no page to spare could never admit.
         lease.drop_tail()
-        planned = min(prefix.num_tokens + num_tokens, len(token_ids))
-        pages = self._room(sequence, len(whole_pages), planned)
         own_handle = _tail_taken_over(sequence)
         if own_handle is not None:
             own_handle.lease.drop_tail()
-            if pages is None:
-                pages = self._room(sequence, len(whole_pages), planned)
+        planned = min(prefix.num_tokens + num_tokens, len(token_ids))
+        pages = self._room(sequence, len(whole_pages), planned)
         if pages is None:
             promise.cancel()
             lease.release()
@@ -252,7 +246,7 @@ class KVManager:
         self.cache.pages.free(page_ids[max(used, held) :])
         return lease
 
-    def take_copies(self) -> list[Move]:
+    def take_moves(self) -> list[Move]:
         """What to carry out, in this order, before the step's first write and before anything else
         is planned.
         """
@@ -303,6 +297,16 @@ class KVManager:
             return None
         num_pages = self.num_pages_for(num_tokens) - num_held
         return self.cache.allocate(num_pages, by=sequence.request_id)
+
+    def _best_prefix(
+        self, sequence: Sequence, lease: Lease, promise: Promise, running: Iterable[Sequence]
+    ) -> Prefix:
+        """From the pages held, what the tier has behind them, and what running sequences have."""
+        prefix = Prefix(lease.num_tokens, lease.tail.page_id if lease.tail else None)
+        num_whole = lease.num_pages + promise.num_pages
+        if promise.num_pages:
+            prefix = Prefix(num_whole * self.page_size, None)
+        return self._partial_donor(sequence, prefix, num_whole, running)
 
     def _partial_donor(
         self, sequence: Sequence, prefix: Prefix, num_whole: int, running: Iterable[Sequence]

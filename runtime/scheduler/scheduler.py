@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from palmette.runtime.config import SchedulerSection
-from palmette.runtime.scheduler.programs import HeldPages, Programs
+from palmette.runtime.scheduler.programs import Account, HeldPages, Programs
 from palmette.runtime.scheduler.queue import OVERDUE_SHARE, make_queue
 from palmette.runtime.sequence import Handle, Sequence, Status
 
@@ -192,23 +192,36 @@ class Scheduler:
                 continue
             # Others may pass those that wait for a leader, but not at the cost of what these are
             # about to use: with the pool half full, another part of the tree is not begun.
-            program = sequence.program
-            has_begun = program is not None and program.has_begun
+            has_begun = sequence.program is not None and sequence.program.has_begun
             if num_deferred and not has_begun and not self._pages.leaves_half_free(sequence):
                 return
-            is_overdue = now - sequence.submitted_at >= self._overdue_after
-            may_run = not (
-                is_starving and program is not None and self.programs.is_old(program, now)
-            ) and (account.allows(sequence, now) or (is_overdue and self._take_room(sequence, now)))
-            if may_run and self._admit(sequence, plan, now):
+            is_refused = is_starving and self._has_had_its_time(sequence, now)
+            if (
+                not is_refused
+                and self._may_run(sequence, account, now)
+                and self._admit(sequence, plan, now)
+            ):
                 walk.admitted()
                 account.admitted(sequence)
                 continue
-            is_starving |= is_overdue
+            is_starving |= self._is_overdue(sequence, now)
             num_passed += 1
             if num_passed == _MAX_PASSED:
                 return
             walk.passed()
+
+    def _may_run(self, sequence: Sequence, account: Account, now: float) -> bool:
+        """Whether programs leave room for it, or have to make some."""
+        if account.allows(sequence, now):
+            return True
+        return self._is_overdue(sequence, now) and self._take_room(sequence, now)
+
+    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
+        return now - sequence.submitted_at >= self._overdue_after
+
+    def _has_had_its_time(self, sequence: Sequence, now: float) -> bool:
+        """Whether it is of a program that has been under way for long."""
+        return sequence.program is not None and self.programs.is_old(sequence.program, now)
 
     def _take_room(self, sequence: Sequence, now: float) -> bool:
         """Room for who has waited for too long, from programs that have been under way for long."""

@@ -14,15 +14,15 @@ def evict(world: World, num_tokens: int) -> None:
 
 def moves_of_next_step(world: World) -> list[PageCopy | PageRestore]:
     taken: list[PageCopy | PageRestore] = []
-    take = world.kv.take_copies
+    take = world.kv.take_moves
 
     def noted() -> list[PageCopy | PageRestore]:
         taken.extend(take())
         return list(taken)
 
-    world.kv.take_copies = noted  # type: ignore[method-assign]
+    world.kv.take_moves = noted  # type: ignore[method-assign]
     world.step()
-    world.kv.take_copies = take  # type: ignore[method-assign]
+    world.kv.take_moves = take  # type: ignore[method-assign]
     return taken
 
 

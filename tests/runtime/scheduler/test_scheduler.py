@@ -71,7 +71,7 @@ class World:
 
     def step(self) -> Plan:
         plan = self.scheduler.next_plan()
-        for move in self.kv.take_copies():
+        for move in self.kv.take_moves():
             if isinstance(move, PageCopy):
                 for at in range(self.page_size):
                     if (move.source, at) in self.content:
