@@ -98,7 +98,9 @@ class Branch:
                 child.inherited = dict(self.slots)
                 child.role = self.role
                 self._live_children.add(child)
+                self.run.open_paths.add(child.path)
                 self.run.branch_started(child)
+                _watch(child)
                 made.append(child)
         return made
 
@@ -109,7 +111,7 @@ class Branch:
         with self.run.lock:
             forecast = self.run.forecast
             forecast.note_encoded(num_prompt_tokens, self.transcript.num_chars)
-            is_last = self._is_closed and not self._ahead.num_asks and not self._live_children
+            is_last = self._is_closed and not self._ahead.num_asks and not self._has_live_children()
             return forecast.ask(), not is_last
 
     def close(self) -> list[tuple[int, ...]]:
@@ -122,6 +124,10 @@ class Branch:
     def close_later(self, other: Branch) -> None:
         """Close `other` when this branch has asked for something again. On the loop."""
         self._to_close.append(other)
+
+    def child_gone(self) -> list[tuple[int, ...]]:
+        """A branch forked from it is no more; the paths of those over by this. Lock held."""
+        return self._over()
 
     def live_children(self) -> list[Branch]:
         """Branches forked from it that may still do something. Lock held."""
@@ -254,6 +260,7 @@ class Branch:
         branch: Branch | None = self
         while branch is not None and branch.parent is not None and branch._can_end():
             branch._is_over = True
+            branch.run.open_paths.discard(branch.path)
             branch.run.forecast.in_branches.subtract(branch.submitted)
             branch.parent._live_children.discard(branch)
             paths.append(branch.path)
@@ -265,6 +272,7 @@ class Branch:
         branch = self
         while branch._is_over and branch.parent is not None:
             branch._is_over = False
+            branch.run.open_paths.add(branch.path)
             branch.parent._live_children.add(branch)
             branch.run.forecast.in_branches.add(branch.submitted)
             branch = branch.parent
@@ -275,8 +283,12 @@ class Branch:
             and not self._is_over
             and not self._is_driven
             and not self._queue
-            and not self._live_children
+            and not self._has_live_children()
         )
+
+    def _has_live_children(self) -> bool:
+        # Their number may still count one that is gone, of which others hear at the same time.
+        return any(True for _ in self._live_children)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.run.task_ended(task)
@@ -286,6 +298,26 @@ class Branch:
         error = task.exception()
         if error is not None:  # a fault of ours: whoever waits must hear of it all the same
             self.fail(Failure("the executor", __name__, self.path, error))
+
+
+def _watch(branch: Branch) -> None:
+    """Have its run told when the program has let go of the branch, without keeping either."""
+    assert branch.parent is not None
+    run, parent = weakref.ref(branch.run), weakref.ref(branch.parent)
+    watch = weakref.finalize(branch, _is_gone, run, parent, branch.path, branch.submitted)
+    watch.atexit = False
+
+
+def _is_gone(
+    run_ref: weakref.ref[Run],
+    parent_ref: weakref.ref[Branch],
+    path: tuple[int, ...],
+    submitted: Ahead,
+) -> None:
+    """Wherever the collector happens to run, whatever locks are held there."""
+    run = run_ref()
+    if run is not None and not run.is_finished and path in run.open_paths:
+        run.work.call(run.branch_gone, parent_ref, path, submitted)
 
 
 def _sum(left: Usage, right: Usage) -> Usage:

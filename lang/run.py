@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from palmette.errors import PalmetteError, ProgramError, RequestAborted
 from palmette.lang.branch import Branch
 from palmette.lang.executor import LoopThread
-from palmette.lang.outlook import Forecast
+from palmette.lang.outlook import Ahead, Forecast
 from palmette.lang.signals import Signal
 from palmette.lang.variables import Failure
 from palmette.protocol import ProgramListener, TokenBackend
@@ -52,6 +53,7 @@ class Run:
         self._is_told_over = False
         self.error: BaseException | None = None  # what the program itself ended with
         self.return_value: Any = None
+        self.open_paths: set[tuple[int, ...]] = set()  # of branches that are not over, but the root
         self._num_requests = 0
         self._live: set[Branch] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,6 +151,19 @@ class Run:
     def branch_failed(self, failure: Failure) -> None:
         """A branch has failed. With the lock held."""
         self._failures.append(failure)
+
+    def branch_gone(
+        self, parent: weakref.ref[Branch], path: tuple[int, ...], submitted: Ahead
+    ) -> None:
+        """The program has let go of a branch without joining it. On the loop."""
+        with self.lock:
+            if path not in self.open_paths:
+                return
+            self.open_paths.discard(path)
+            self.forecast.in_branches.subtract(submitted)
+            branch = parent()
+            ended = [path] if branch is None else [path, *branch.child_gone()]
+        self.tell(ended)
 
     def task_started(self, task: asyncio.Task[None]) -> None:
         """A branch's coroutine runs. On the loop."""
