@@ -529,6 +529,8 @@ class Engine:
         try:
             while request.request_id in self._live:
                 kept += self.step()
+                if self.idle_seconds:  # nobody who thinks can be heard of while this goes on
+                    self._scheduler.programs.wait_for_nobody()
         finally:
             self._pending = kept + self._pending
         request_id = request.request_id

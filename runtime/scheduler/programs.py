@@ -311,6 +311,12 @@ class Programs:
         ]
         return min(ends) - now if ends else None
 
+    def wait_for_nobody(self) -> None:
+        """Programs that think have thought for long enough."""
+        for program in self._begun.values():
+            if program.is_idle:
+                program.idle_since = -math.inf
+
     def is_old(self, program: Program, now: float) -> bool:
         """Whether it has been under way for so long that those who wait too long come first."""
         return now - program.active_since >= self._max_active_seconds

@@ -259,3 +259,11 @@ def test_a_select_that_asks_twice_waits_for_nobody() -> None:
         state = program.run(backend=engine, ignore_eos=True)
         assert state["b"].startswith(("abc", "bcd"))
         assert engine.stats().num_held_pages == 0
+
+
+def test_a_prefix_that_is_computed_at_once_waits_for_no_program_that_thinks() -> None:
+    engine = tiny_engine(num_pages=20, max_think=float("inf"))
+    run_one(engine, "a", tuple(range(250)), goes_on=True)
+    assert engine.stats().num_held_pages >= 15
+    prefix = engine.copy_prefix(tuple(range(5, 200)))
+    assert len(prefix.token_ids) == 195
