@@ -24,6 +24,12 @@ from palmette.runtime.sequence import Handle, Sequence
 
 Path = tuple[int, ...]
 
+# Who came within this share of `max_wait` of each other came together.
+TOGETHER_SHARE = 0.5
+
+# So many times `max_wait` a program may be under way before it gives way to whoever waits.
+_MAX_ACTIVE = 4
+
 # How many tokens of generations count as produced in full before any was seen.
 _PRIOR_TOKENS = 512
 # Of what generations may produce, this much more is expected than they did on average.
@@ -61,6 +67,7 @@ class Program:
 
     __slots__ = (
         "active_since",
+        "asked_at",
         "constant_tokens",
         "generated_tokens",
         "handles",
@@ -77,6 +84,7 @@ class Program:
     def __init__(self, program_id: str) -> None:
         self.program_id = program_id
         self.serial = 0  # the order in which programs began; 0: not yet
+        self.asked_at = math.inf  # when it asked for something first
         self.active_since = math.inf  # when something of it was admitted first
         self.idle_since = math.inf  # when it had nothing to do any more
         self.version = 0  # of the outlook that was heard last
@@ -134,11 +142,10 @@ class Programs:
     pages run short; later its handles are the first to go.
     """
 
-    def __init__(self, pages: HeldPages, *, hold_seconds: float, max_active_seconds: float) -> None:
+    def __init__(self, pages: HeldPages, *, hold_seconds: float, max_wait: float) -> None:
         self._pages = pages
         self._hold_seconds = hold_seconds
-        # So long a program is safe from those that have waited for too long.
-        self._max_active_seconds = max_active_seconds
+        self._max_wait = max_wait
         self._by_id: dict[str, Program] = {}
         self._begun: dict[str, Program] = {}  # by id, in the order in which they began
         self._num_begun = 0
@@ -188,6 +195,7 @@ class Programs:
         program = sequence.program
         if program is not None:
             program.waiting[id(sequence)] = sequence
+            program.asked_at = min(program.asked_at, sequence.submitted_at)
             program.idle_since = math.inf
             handle = program.handle_for(sequence.path)
             token_ids = sequence.token_ids
@@ -267,20 +275,20 @@ class Programs:
         now: float,
         *,
         keep: Program | None = None,
-        only_old: bool = False,
+        waiting_since: float | None = None,
     ) -> bool:
         """Let the handles of one program go, those of `keep` last; False if there are none.
 
-        Idle programs come first, then those that began last; with `only_old` of these only the
-        ones that have been under way for long, and never `keep`.
+        Idle programs come first, then those that began last. For somebody who has been
+        `waiting_since` then, of these only the ones that have to give way, and never `keep`.
         """
         holding = [p for p in self._by_id.values() if p.handles]
-        if only_old:
-            oldest = now - self._max_active_seconds
+        if waiting_since is not None:
             holding = [
                 p
                 for p in holding
-                if self._is_idle(p, now) or (p is not keep and p.active_since <= oldest)
+                if self._is_idle(p, now)
+                or (p is not keep and self.gives_way(p, waiting_since, now))
             ]
         if not holding:
             return False
@@ -317,9 +325,15 @@ class Programs:
             if program.is_idle:
                 program.idle_since = -math.inf
 
-    def is_old(self, program: Program, now: float) -> bool:
-        """Whether it has been under way for so long that those who wait too long come first."""
-        return now - program.active_since >= self._max_active_seconds
+    def gives_way(self, program: Program, waiting_since: float, now: float) -> bool:
+        """Whether somebody comes first who has waited for too long since then: the program came
+        later, or has been under way for so long that nobody need wait for its end.
+
+        Programs that came together do not give way to each other: they would take turns at
+        computing the same again.
+        """
+        came_later = program.asked_at > waiting_since + TOGETHER_SHARE * self._max_wait
+        return came_later or now - program.active_since >= _MAX_ACTIVE * self._max_wait
 
     def begun(self) -> Iterable[Program]:
         return self._begun.values()

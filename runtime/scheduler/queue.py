@@ -13,6 +13,7 @@ from typing import Protocol
 
 from palmette.radix_cache import Namespace
 from palmette.runtime.config import SchedulerSection
+from palmette.runtime.scheduler.programs import TOGETHER_SHARE
 from palmette.runtime.sequence import Sequence, shared_length
 
 # Of many that are overdue and all wait for another sequence, no more are looked at in a step.
@@ -24,10 +25,6 @@ OVERDUE_SHARE = 0.75
 
 # Among so many of programs that have begun the nearest one is looked for.
 _MAX_BESIDE = 64
-
-# Of those that are overdue, whoever came this share of the bound later than the first of them may
-# pass it, if it begins like the one admitted last.
-_MATE_SHARE = 0.5
 
 CachedTokens = Callable[[Sequence], int]
 """How many leading tokens of a sequence the cache holds now; asking is no use of them."""
@@ -226,7 +223,7 @@ class DepthFirst:
     def __init__(self, cached_tokens: CachedTokens, max_wait: float) -> None:
         self.cached_tokens = cached_tokens
         self.overdue_after = OVERDUE_SHARE * max_wait
-        self.mates_within = _MATE_SHARE * max_wait
+        self.mates_within = TOGETHER_SHARE * max_wait
         self.arrivals = _Arrivals()
         self.keys: list[Key] = []
         self.last: Sequence | None = None  # admitted last; the walk goes on from there

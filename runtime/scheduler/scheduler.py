@@ -104,9 +104,7 @@ class Scheduler:
         self.config = config
         self.waiting = make_queue(config, pages.cached_tokens)
         self.running: list[Sequence] = []
-        self.programs = Programs(
-            pages, hold_seconds=config.max_think, max_active_seconds=config.max_wait
-        )
+        self.programs = Programs(pages, hold_seconds=config.max_think, max_wait=config.max_wait)
         self.knows_programs = config.policy == "program" and pages.prefix_cache
         self._pages = pages
         self._clock = clock
@@ -181,7 +179,7 @@ class Scheduler:
         walk = self.waiting.round(now)
         account = self.programs.account(now)
         num_deferred = num_passed = 0
-        is_starving = False  # somebody who has waited for too long finds no room
+        starving_since: float | None = None  # somebody waits for too long and finds no room
         while plan.token_budget and len(self.running) < self.config.max_running:
             sequence = walk.next()
             if sequence is None:
@@ -195,7 +193,9 @@ class Scheduler:
             has_begun = sequence.program is not None and sequence.program.has_begun
             if num_deferred and not has_begun and not self._pages.leaves_half_free(sequence):
                 return
-            is_refused = is_starving and self._has_had_its_time(sequence, now)
+            is_refused = starving_since is not None and self._gives_way(
+                sequence, starving_since, now
+            )
             if (
                 not is_refused
                 and self._may_run(sequence, account, now)
@@ -204,7 +204,8 @@ class Scheduler:
                 walk.admitted()
                 account.admitted(sequence)
                 continue
-            is_starving |= self._is_overdue(sequence, now)
+            if starving_since is None and self._is_overdue(sequence, now):
+                starving_since = sequence.submitted_at
             num_passed += 1
             if num_passed == _MAX_PASSED:
                 return
@@ -219,15 +220,18 @@ class Scheduler:
     def _is_overdue(self, sequence: Sequence, now: float) -> bool:
         return now - sequence.submitted_at >= self._overdue_after
 
-    def _has_had_its_time(self, sequence: Sequence, now: float) -> bool:
-        """Whether it is of a program that has been under way for long."""
-        return sequence.program is not None and self.programs.is_old(sequence.program, now)
+    def _gives_way(self, sequence: Sequence, starving_since: float, now: float) -> bool:
+        """Whether it is of a program that should not go on before somebody who starves."""
+        program = sequence.program
+        return program is not None and self.programs.gives_way(program, starving_since, now)
 
     def _take_room(self, sequence: Sequence, now: float) -> bool:
-        """Room for who has waited for too long, from programs that have been under way for long."""
+        """Room for who has waited for too long, from programs that have to give way."""
         needed = self._pages.num_pages_taken(sequence)
         while needed > self._pages.num_available_pages:
-            if not self.programs.give_up(now, keep=sequence.program, only_old=True):
+            if not self.programs.give_up(
+                now, keep=sequence.program, waiting_since=sequence.submitted_at
+            ):
                 return False
         return True
 

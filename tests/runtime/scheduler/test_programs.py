@@ -262,24 +262,34 @@ def test_requests_of_no_program_run_beside_programs_that_think() -> None:
     assert plain.status is Status.FINISHED
 
 
-def test_one_that_has_waited_too_long_takes_the_pages_of_a_program_without_end() -> None:
-    """A program that always goes on, as fast as it is answered, and fills the pool."""
+def seconds_waited_beside_a_program_without_end(asks_at: int) -> float:
+    """How long a request waits that comes at second 5, beside a program that fills the pool, asks
+    first at `asks_at`, and then always goes on as soon as it is answered.
+    """
     world = ProgramWorld(num_pages=10, page_size=4, max_wait=20.0)
-    endless = world.ask("endless", list(range(30)), num_outputs=1, constants=1, generated=1)
+    if asks_at:  # somebody fills the pool until then
+        world.submit("before", list(range(900, 930)), 2 * asks_at - 6)
+    endless: Sequence | None = None
     cold: Sequence | None = None
-    for step in range(200):
-        world.now = float(step) / 2
-        if endless.status is Status.FINISHED:
+    for step in range(400):
+        world.now = step / 2
+        if step == 2 * asks_at or (endless is not None and endless.status is Status.FINISHED):
             token_ids = list(range(30 + step % 7))
             endless = world.ask("endless", token_ids, constants=1, generated=1)
         if step == 10:
             cold = world.submit("cold", list(range(500, 530)), 2)
         world.step()
         if cold is not None and cold.admitted_at is not None:
-            break
-    assert cold is not None
-    assert cold.admitted_at is not None
-    assert cold.admitted_at - cold.submitted_at <= 20.0
+            return cold.admitted_at - cold.submitted_at
+    raise AssertionError("it starves")
+
+
+def test_one_that_has_waited_too_long_takes_the_pages_of_programs_that_came_later() -> None:
+    assert seconds_waited_beside_a_program_without_end(asks_at=16) <= 20.0
+
+
+def test_a_program_without_end_that_came_before_gives_way_after_four_times_as_long() -> None:
+    assert 20.0 < seconds_waited_beside_a_program_without_end(asks_at=0) <= 4 * 20.0
 
 
 def programs_that_hold(world: ProgramWorld, *begin: float) -> list[Program]:
@@ -323,13 +333,30 @@ def test_only_programs_that_think_for_long_or_are_long_under_way_need_give_way()
     world.now = 1.0
     world.scheduler.programs.give_up_idle(world.now)
     assert [bool(program.handles) for program in made] == [False, True, True]
-    world = ProgramWorld(max_wait=1.2)
+    world = ProgramWorld(max_wait=0.4)
     made = programs_that_hold(world, 0.0, 0.6, 0.8)
-    for program, name in zip(made, "ab", strict=False):
+    for program, name in zip(made, "abc", strict=True):
         world.ask(name, [ord(name)] * 10)  # they have something to do, and so do not think
         assert not program.is_idle
-    world.now = 1.2
-    assert given_up(world, made, only_old=True, keep=made[1]) == "a"
+    # The first has been under way for four times as long as anybody should wait.
+    world.now = 1.6
+    assert given_up(world, made, waiting_since=1.0) == "a"
+
+
+def test_programs_that_came_later_give_way_but_not_those_that_came_together() -> None:
+    def given_up_for(since: float, keep: int | None = None) -> str:
+        world = ProgramWorld(max_wait=10.0)
+        made = programs_that_hold(world, 0.0, 4.0, 6.0)
+        for name in "abc":
+            world.ask(name, [ord(name)] * 10)  # so that none of them thinks
+        kept = None if keep is None else made[keep]
+        return given_up(world, made, waiting_since=since, keep=kept)
+
+    assert given_up_for(0.5) == "c"
+    assert given_up_for(1.5) == ""
+    assert sorted(given_up_for(-2.0)) == ["b", "c"]
+    assert given_up_for(-2.0, keep=2) == "b"
+    assert sorted(given_up_for(-6.0)) == ["a", "b", "c"]
 
 
 def test_a_program_that_thinks_for_long_has_to_begin_again() -> None:
@@ -358,7 +385,7 @@ def test_generations_are_expected_to_be_as_long_as_those_before() -> None:
 
 def test_one_that_has_waited_too_long_need_not_wait_until_nothing_runs() -> None:
     """As above, with a sequence that runs all the while and grows by a token in each step."""
-    world = ProgramWorld(num_pages=26, page_size=4, max_wait=20.0)
+    world = ProgramWorld(num_pages=26, page_size=4, max_wait=5.0)
     endless = world.ask("endless", list(range(30)), constants=1, generated=1)
     runs = world.submit("runs", [700], 90)
     cold: Sequence | None = None
@@ -375,7 +402,7 @@ def test_one_that_has_waited_too_long_need_not_wait_until_nothing_runs() -> None
     assert runs.status is Status.RUNNING
     assert cold is not None
     assert cold.admitted_at is not None
-    assert 15.0 <= cold.admitted_at - cold.submitted_at <= 20.0
+    assert cold.admitted_at == 20.0  # when the program has been under way for four times as long
 
 
 def test_handles_go_before_anything_that_runs_is_preempted() -> None:
@@ -406,7 +433,7 @@ def test_a_program_that_came_to_need_more_goes_on_and_the_ones_behind_it_wait() 
 
 def test_programs_long_under_way_do_not_go_on_in_turns_while_somebody_starves() -> None:
     """Two of them, one of which always runs, so that there is never room for a third."""
-    world = ProgramWorld(num_pages=10, page_size=4, max_wait=20.0)
+    world = ProgramWorld(num_pages=10, page_size=4, max_wait=5.0)
     tokens = {name: [ord(name)] * 16 for name in "ab"}
     live = {"a": world.ask("a", tokens["a"], num_outputs=4)}
     cold = None
@@ -423,7 +450,7 @@ def test_programs_long_under_way_do_not_go_on_in_turns_while_somebody_starves() 
             break
     assert cold is not None
     assert cold.admitted_at is not None
-    assert cold.admitted_at - cold.submitted_at <= 25.0
+    assert cold.admitted_at <= 4 * 5.0 + 3.0  # and one answer that was under way
 
 
 def test_overdue_requests_that_begin_alike_go_together() -> None:
