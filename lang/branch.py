@@ -122,8 +122,12 @@ class Branch:
         return self._over()
 
     def close_later(self, other: Branch) -> None:
-        """Close `other` when this branch has asked for something again. On the loop."""
-        self._to_close.append(other)
+        """Close `other` when this branch has asked for something again, or wants the same for
+        another one.
+        """
+        with self.run.lock:
+            closing, self._to_close = self._to_close, [other]
+        self.run.close(closing)
 
     def child_gone(self) -> list[tuple[int, ...]]:
         """A branch forked from it is no more; the paths of those over by this. Lock held."""
@@ -227,7 +231,8 @@ class Branch:
                 self.changed.notify()
                 self.text_changed.notify()  # readers of text wait for the end of it, too
             if asks and self._to_close:
-                closing, self._to_close = self._to_close, []
+                with self.run.lock:
+                    closing, self._to_close = self._to_close, []
                 self.run.close(closing)
         if self.failure is not None:
             self.fail(self.failure)

@@ -65,7 +65,7 @@ class Branches(Sequence["State"]):
         the parent: constants as constants, what was generated with its ids.
         """
         self._check(mode)
-        self._close(mode)
+        self._close()
         for state in self._states:
             state._wait_ready("await branches.join_async()")
         self._bring_back(mode)
@@ -73,7 +73,7 @@ class Branches(Sequence["State"]):
     async def join_async(self, mode: str = "gather_variable") -> None:
         """As `join`, without blocking the event loop."""
         self._check(mode)
-        self._close(mode)
+        self._close()
         for state in self._states:
             await state.ready()
         self._bring_back(mode)
@@ -84,12 +84,12 @@ class Branches(Sequence["State"]):
                 f"join mode must be 'gather_variable' or 'concate_and_append', got {mode!r}"
             )
 
-    def _close(self, mode: str) -> None:
+    def _close(self) -> None:
         """Nothing more is appended to the branches, so what they computed need not be held. Only
-        the first one's is the beginning of what is about to be appended to the parent.
+        the first one's stays until the parent asks again, since it begins with all that the parent
+        has, and may be the beginning of what is about to be appended to it.
         """
-        is_appended = mode == "concate_and_append"
-        self._parent.run.close(self._branches[1:] if is_appended else self._branches)
+        self._parent.run.close(self._branches[1:])
 
     def _bring_back(self, mode: str) -> None:
         parent, branches = self._parent, self._branches
@@ -103,6 +103,7 @@ class Branches(Sequence["State"]):
             joined = AppendBranches(name="join()", where=caller(), branches=branches)
             parent.submit([joined], {})
             return
+        parent.close_later(branches[0])
         found: dict[str, list[Slot]] = {}
         for branch in branches:
             for name, slot in branch.slots.items():

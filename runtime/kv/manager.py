@@ -140,16 +140,12 @@ class KVManager:
         """
         token_ids = sequence.token_ids
         if not self.prefix_cache:
-            pages = self._room(sequence, 0, num_tokens)
-            if pages is None:
+            if not self._has_room(sequence, 0):
                 return False
-            sequence.page_ids = pages
+            sequence.page_ids = self._allocate(sequence, self.num_pages_for(num_tokens))
             sequence.note_admitted(0, now)
             return True
         limit = sequence.max_cached_tokens
-        if sequence.explains and sequence.admitted_at is None:
-            prompt = token_ids[: sequence.num_prompt_tokens]
-            sequence.explanation = self.cache.explain(prompt, sequence.namespace)
         lease = self._lease(sequence, limit)
         whole_pages = list(lease.page_ids)
         # Before anything is allocated: what is evicted for it may push others out of the tier.
@@ -161,12 +157,15 @@ class KVManager:
         own_handle = _tail_taken_over(sequence)
         if own_handle is not None:
             own_handle.lease.drop_tail()
-        planned = min(prefix.num_tokens + num_tokens, len(token_ids))
-        pages = self._room(sequence, len(whole_pages), planned)
-        if pages is None:
+        if not self._has_room(sequence, lease.num_pages):
             promise.cancel()
             lease.release()
             return False
+        if sequence.explains and sequence.admitted_at is None:  # before anything is evicted for it
+            prompt = token_ids[: sequence.num_prompt_tokens]
+            sequence.explanation = self.cache.explain(prompt, sequence.namespace)
+        planned = min(prefix.num_tokens + num_tokens, len(token_ids))
+        pages = self._allocate(sequence, self.num_pages_for(planned) - lease.num_pages)
         # The source may have been evicted for these very pages: it is read before they are written.
         if prefix.partial_page is not None:
             self._moves.append(PageCopy(prefix.partial_page, pages[promise.num_pages]))
@@ -290,13 +289,16 @@ class KVManager:
         # that comes back is no new prompt. The engine's counters tell cached prompt tokens.
         return self.cache.lease(match, counted=False)
 
-    def _room(self, sequence: Sequence, num_held: int, num_tokens: int) -> list[int] | None:
-        """Pages for tokens up to `num_tokens`, if pages for all of the sequence could be had."""
+    def _has_room(self, sequence: Sequence, num_held: int) -> bool:
+        """Whether pages for all of the sequence could be had, `num_held` of which it has."""
         in_all = self.num_pages_for(len(sequence.token_ids)) - num_held
-        if in_all > self.cache.num_available:
-            return None
-        num_pages = self.num_pages_for(num_tokens) - num_held
-        return self.cache.allocate(num_pages, by=sequence.request_id)
+        return in_all <= self.cache.num_available
+
+    def _allocate(self, sequence: Sequence, num_pages: int) -> list[int]:
+        """Pages for which there is room."""
+        pages = self.cache.allocate(num_pages, by=sequence.request_id)
+        assert pages is not None
+        return pages
 
     def _best_prefix(
         self, sequence: Sequence, lease: Lease, promise: Promise, running: Iterable[Sequence]

@@ -374,12 +374,13 @@ class Account:
         self._num_known_pages = 0  # that a handle holds of the sequence asked for last
         self._num_given_up = programs.num_given_up
 
-    def allows(self, sequence: Sequence, now: float) -> bool:
+    def allows(self, sequence: Sequence, now: float, *, is_overdue: bool = False) -> bool:
         """Whether all that have begun could still end if this one ran now.
 
         One of them may need more than there is: it will be alone in the end, and does what it can.
         Where they cannot, since programs came to need more than they had announced, those that
-        began first may still go on: as if the ones behind them were not there.
+        began first may still go on: as if the ones behind them were not there. And one that
+        `is_overdue` runs as if those were not there that have to give way to it.
         """
         programs, program = self._programs, sequence.program
         if program is None and not programs.num_begun:
@@ -406,7 +407,7 @@ class Account:
             return True
         programs.give_up_idle(now)
         num_left = self._pages.num_available_pages - num_taken
-        if num_left < 0:
+        if num_left < 0 and not is_overdue:
             return False
         mine = later, needed + own.num_committed + self._num_held(own)
         needs = [
@@ -414,12 +415,33 @@ class Account:
             for other, share in self._shares.items()
             if other != key
         ]
-        if _can_all_end(num_left, [mine, *(need[1:] for need in needs)]):
+        if num_left >= 0 and _can_all_end(num_left, [mine, *(need[1:] for need in needs)]):
             return True
-        if program is None or not program.has_begun:
+        if is_overdue and self._can_end_without_those_that_give_way(
+            sequence, now, key, num_left, mine
+        ):
+            return True
+        if num_left < 0 or program is None or not program.has_begun:
             return False
         before = [need[1:] for need in needs if need[0] < program.serial]
         return _can_all_end(num_left, [mine, *before])
+
+    def _can_end_without_those_that_give_way(
+        self, sequence: Sequence, now: float, key: int, num_left: int, mine: tuple[int, int]
+    ) -> bool:
+        since = sequence.submitted_at
+        needs = [mine]
+        for other, share in self._shares.items():
+            if other == key:
+                continue
+            gives_way = share.program is not None and self._programs.gives_way(
+                share.program, since, now
+            )
+            if gives_way and share.program is not None and not share.program.running:
+                num_left += self._num_held(share)
+            elif not gives_way:
+                needs.append((share.num_later, share.num_committed + self._num_held(share)))
+        return num_left >= 0 and _can_all_end(num_left, needs)
 
     def admitted(self, sequence: Sequence) -> None:
         """It runs now."""
@@ -489,6 +511,7 @@ class Account:
             num_committed=sum(map(self._num_pages_to_come, program.running.values())),
             num_later=self._num_pages_later(program),
             holders=(program.handles, program.running),
+            program=program,
         )
 
     def _share_of_sequence(self, sequence: Sequence) -> _Share:
@@ -542,6 +565,7 @@ class _Share:
     # What comes back when it ends; None: not counted yet, since that is not cheap.
     num_held: int | None = None
     holders: tuple[Mapping[Path, Handle], Mapping[int, Sequence]] = ({}, {})
+    program: Program | None = None
 
 
 def _can_all_end(num_left: int, needs: list[tuple[int, int]]) -> bool:

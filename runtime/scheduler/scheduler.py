@@ -213,9 +213,10 @@ class Scheduler:
 
     def _may_run(self, sequence: Sequence, account: Account, now: float) -> bool:
         """Whether programs leave room for it, or have to make some."""
-        if account.allows(sequence, now):
-            return True
-        return self._is_overdue(sequence, now) and self._take_room(sequence, now)
+        is_overdue = self._is_overdue(sequence, now)
+        if not account.allows(sequence, now, is_overdue=is_overdue):
+            return False
+        return not is_overdue or self._take_room(sequence, now)
 
     def _is_overdue(self, sequence: Sequence, now: float) -> bool:
         return now - sequence.submitted_at >= self._overdue_after

@@ -72,6 +72,8 @@ def test_a_joined_branch_is_over_once_the_one_forked_from_it_is_let_go_of() -> N
         inner += "b" + pm.gen("y", max_tokens=3)
         inner[0].sync()
         branches.join()
+        s += "c" + pm.gen("z", max_tokens=3)  # until then the first one is held for it
+        s.sync()
         assert backend.ended == []
         del inner
         backend.wait_for((0, 0, 0, 0), (0, 0))

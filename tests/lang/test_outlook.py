@@ -199,17 +199,38 @@ def test_a_branch_that_was_joined_may_go_on_and_is_over_again() -> None:
     @pm.function
     def program(s: pm.State) -> None:
         s += "x"
-        branches = s.fork(1)
+        branches = s.fork(2)
         branches += pm.gen("a", max_tokens=2)
         branches.join()
-        wait_until(lambda: backend.paths_ended() == [(0, 0)])
-        branches += "more" + pm.gen("b", max_tokens=2)
-        assert branches[0]["b"] == "ab"
+        wait_until(lambda: backend.paths_ended() == [(0, 1)])
+        branches[1] += "more" + pm.gen("b", max_tokens=2)
+        assert branches[1]["b"] == "ab"
 
     state = program.run(backend=backend)
     assert state.text() == "x"
     assert len(backend.ended) == 1
-    assert backend.paths_ended() == [(0, 0), (0, 0)]
+    assert sorted(backend.paths_ended()) == [(0, 0), (0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("mode", ["gather_variable", "concate_and_append"])
+def test_the_first_joined_branch_is_held_until_the_parent_asks_again(mode: str) -> None:
+    backend = Listener("ab")
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "x"
+        for _ in range(3):  # only that of the last join
+            branches = s.fork(2)
+            branches += "y" + pm.gen("a", max_tokens=2)
+            branches.join(mode)
+        s.sync()
+        wait_until(lambda: len(backend.paths_ended()) == 5)
+        assert (2, 0) not in backend.paths_ended()
+        s += "z" + pm.gen("end", max_tokens=2)
+        wait_until(lambda: (2, 0) in backend.paths_ended())
+
+    program.run(backend=backend)
+    assert len(backend.paths_ended()) == 6
 
 
 def test_a_program_that_fails_or_asks_nothing_leaves_nothing_behind() -> None:

@@ -583,3 +583,12 @@ def test_whatever_a_program_announces_it_runs() -> None:
     asked = world.ask("p", list(range(10)), constants=num_tokens, generated=num_tokens)
     world.run()
     assert asked.status is beside.status is Status.FINISHED
+
+
+def test_a_batch_that_takes_longer_than_anybody_should_wait_loses_nothing_by_it() -> None:
+    """All came together and all are overdue: nobody takes another's pages."""
+    world = ProgramWorld(num_pages=26, page_size=4, max_wait=0.2)
+    asked = run_chats(world, six_prompts(), turns=4)
+    assert world.now > 3 * 0.2
+    missed = [s.num_prompt_tokens - s.tally.cached for s in asked if s.num_prompt_tokens > 20]
+    assert missed == [4] * (6 * 3)
