@@ -56,6 +56,7 @@ class Branch:
         # The program appends no more, as far as one can tell: it has joined the branch, or ended.
         self._is_closed = False
         self._is_over = False
+        self.has_asked = False
         self._to_close: list[Branch] = []  # once something was asked
         self._live_children: weakref.WeakSet[Branch] = weakref.WeakSet()  # not over
         self._queue: deque[tuple[Operation, Ahead]] = deque()
@@ -111,7 +112,10 @@ class Branch:
         with self.run.lock:
             forecast = self.run.forecast
             forecast.note_encoded(num_prompt_tokens, self.transcript.num_chars)
-            is_last = self._is_closed and not self._ahead.num_asks and not self._has_live_children()
+            self.has_asked = True
+            # Branches that have asked go on from what is theirs.
+            is_needed = any(not child.has_asked for child in self.live_children())
+            is_last = self._is_closed and not self._ahead.num_asks and not is_needed
             return forecast.ask(), not is_last
 
     def close(self) -> list[tuple[int, ...]]:
