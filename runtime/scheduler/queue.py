@@ -389,7 +389,7 @@ class _DepthFirstRound:
 
     def _begun_beside(self) -> Sequence | None:
         """The others of programs that have begun, now that nobody new is tried any more: of the
-        oldest ones the one that shares most with the one admitted last.
+        oldest ones the one for whom the cache has most.
         """
         last = self._queue.last
         candidates = islice(
@@ -402,7 +402,12 @@ class _DepthFirstRound:
         )
         if last is None:
             return next(candidates, None)
-        return max(candidates, key=lambda s: shared_length(s, last), default=None)
+        # What the cache has may go while others of their program are waited for.
+        return max(
+            candidates,
+            key=lambda s: (self._queue.cached_tokens(s), shared_length(s, last)),
+            default=None,
+        )
 
     def _overdue(self) -> Sequence | None:
         queue = self._queue
