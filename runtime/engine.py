@@ -589,7 +589,8 @@ class Engine:
             sequence.note_computed(item.num_tokens)
             self._counters.computed_tokens += item.num_tokens
             self._counters.recomputed_tokens += sequence.tally.recomputed - recomputed
-            self._kv.publish(sequence)
+            if sequence.num_computed_tokens >= sequence.publish_at:
+                self._kv.publish(sequence)
             if outcome.error is not None:
                 self._fail(sequence, outcome.error)
             elif isinstance(sequence, ScoringSequence):

@@ -111,6 +111,7 @@ class Sequence:
     leader: Sequence | None = None
     leader_tokens: int = 0
     leader_from: int = 0  # how many of its own first tokens were cached when it was deferred
+    publish_at: int = 0  # so many computed tokens are worth sharing, see `KVManager.publish`
     path: tuple[int, ...] = ()
     program: Program | None = None
     goes_on: bool = False
@@ -131,6 +132,11 @@ class Sequence:
         logits are wanted.
         """
         return len(self.token_ids) - 1
+
+    @property
+    def finds_logprobs(self) -> bool:
+        """Whether log-probabilities of its output are found on the way."""
+        return False
 
     @property
     def num_tokens_to_come(self) -> int:
@@ -193,6 +199,10 @@ class GenerationSequence(Sequence):
         """How many more tokens may be produced."""
         asked = self.request.sampling.max_tokens - self.num_output_tokens
         return min(asked, self.max_length - len(self.token_ids))
+
+    @property
+    def finds_logprobs(self) -> bool:
+        return self.request.sampling.logprobs is not None
 
     @property
     def num_tokens_to_come(self) -> int:

@@ -18,6 +18,10 @@ from palmette.radix_cache import (
 from palmette.runtime.kv.moves import Move, PageCopy, PageRestore
 from palmette.runtime.sequence import Handle, Sequence, shared_length
 
+# So many pages of an output are given to the tree together: each time costs some 50 us right after a
+# forward pass, which has been through the processor's caches.
+_PAGES_TOGETHER = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -146,6 +150,7 @@ class KVManager:
             sequence.note_admitted(0, now)
             return True
         limit = sequence.max_cached_tokens
+        self._publish_for(sequence, running)
         lease = self._lease(sequence, limit)
         whole_pages = list(lease.page_ids)
         # Before anything is allocated: what is evicted for it may push others out of the tier.
@@ -174,6 +179,7 @@ class KVManager:
         sequence.lease = lease
         sequence.page_ids = whole_pages + pages
         sequence.note_admitted(prefix.num_tokens, now)
+        self._note_next_publication(sequence, lease)
         return True
 
     def leaves_half_free(self, sequence: Sequence) -> bool:
@@ -196,6 +202,10 @@ class KVManager:
         """Share the whole pages that have been computed.
 
         Where another sequence was first with the same tokens, its page takes the place of ours.
+
+        Worth it when `publish_at` tokens are computed: a page of the prompt at once, since others
+        may wait for it, pages of the output several together. Whoever comes with a prompt that
+        goes on from an output that is still being written has its pages published then.
         """
         lease = sequence.lease
         if lease is None:
@@ -207,6 +217,7 @@ class KVManager:
         new_token_ids = sequence.token_ids[held * size : whole * size]
         page_ids = lease.append(new_token_ids, sequence.page_ids[held:whole])
         sequence.page_ids[held:whole] = page_ids
+        self._note_next_publication(sequence, lease)
         if sequence.found_logprobs:
             _keep_logprobs(sequence, lease)
 
@@ -228,6 +239,30 @@ class KVManager:
         if lease.num_tokens < num_computed:  # the tree had the last ones in a longer page already
             lease.advance(sequence.token_ids[:num_computed])
         return Handle(sequence.namespace, sequence.token_ids[: lease.num_tokens], lease)
+
+    def _note_next_publication(self, sequence: Sequence, lease: Lease) -> None:
+        size = self.page_size
+        following = (lease.num_pages + 1) * size
+        is_output = following > sequence.num_prompt_tokens and self.cache.tier is None
+        # Log-probabilities become known to others with the pages they lie beside.
+        if is_output and not sequence.finds_logprobs:
+            following += (_PAGES_TOGETHER - 1) * size
+        sequence.publish_at = following
+
+    def _publish_for(self, sequence: Sequence, running: Iterable[Sequence]) -> None:
+        """Share what running sequences have computed beyond their published pages, if this one
+        begins with it.
+        """
+        size, limit = self.page_size, sequence.max_cached_tokens
+        for other in running:
+            if other.lease is None:
+                continue
+            published = other.lease.num_pages * size
+            if (
+                other.num_computed_tokens >= published + size
+                and shared_length(sequence, other, limit, published) >= published + size
+            ):
+                self.publish(other)
 
     def _give_to_tree(self, sequence: Sequence, *, keep: bool) -> Lease | None:
         lease, page_ids = sequence.lease, sequence.page_ids

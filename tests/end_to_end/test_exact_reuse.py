@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import palmette as pm
+from palmette.protocol import Request, SamplingParams
 from palmette.runtime.async_engine import AsyncEngine
 from palmette.runtime.config import CacheSection, EngineConfig, SchedulerSection
 from palmette.runtime.engine import Engine
 from palmette.runtime.loading import load_model
 from palmette.runtime.recording import PrefixTree, Recording
+from palmette.runtime.testing import tiny_engine
 from palmette.runtime.tokenization import load_tokenizer
 
 POOL_TOKENS = 4096
@@ -172,3 +174,26 @@ def test_a_batch_that_shares_a_block_computes_it_once(
     assert stats.computed_tokens < 2 * len(backend.asked[0].token_ids)
     for state in states:
         assert sum(state.meta("mood")["probabilities"].values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_prompt_that_goes_on_from_an_output_still_being_written_computes_nothing_twice(
+    page_size: int,
+) -> None:
+    """Pages of an output are given to the tree several at a time, and at once to who needs them."""
+    engine = tiny_engine(page_size=page_size, num_pages=2048 // page_size)
+    sampling = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
+    engine.submit(Request(request_id="a", token_ids=tuple(range(20)), sampling=sampling))
+    written: list[int] = []
+    while len(written) < 60:
+        written += [t for event in engine.step() for t in event.token_ids]
+    prompt = (*range(20), *written, 7, 8)
+    short = SamplingParams(max_tokens=1, temperature=0)
+    engine.submit(Request(request_id="b", token_ids=prompt, sampling=short))
+    ended = {}
+    while engine.has_work:
+        for event in engine.step():
+            if event.finish_reason is not None:
+                ended[event.request_id] = event.usage
+    # All that was fed by then: of what was written, all but the last token at most.
+    assert ended["b"].cached_tokens >= 20 + len(written) - 1
