@@ -18,8 +18,8 @@ from palmette.radix_cache import (
 from palmette.runtime.kv.moves import Move, PageCopy, PageRestore
 from palmette.runtime.sequence import Handle, Sequence, shared_length
 
-# So many pages of an output are given to the tree together: each time costs some 50 us right after a
-# forward pass, which has been through the processor's caches.
+# So many pages of an output are given to the tree together: each time costs some 50 us, since a
+# forward pass has just been through the processor's caches.
 _PAGES_TOGETHER = 4
 
 
