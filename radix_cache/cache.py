@@ -588,7 +588,8 @@ class RadixCache:
         boundary = num_pages * size
         stretches: list[Stretch] = []
         while boundary < len(key):
-            length, departure = self.history.departure_after(name, key[boundary : boundary + size])
+            page = key[boundary : boundary + size]
+            length, departure = self.history.departure_after(name, _page_name(name, page), page)
             if departure is None or boundary + length <= start:
                 break
             end = boundary + length

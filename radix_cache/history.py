@@ -29,8 +29,6 @@ class History:
             raise ValueError(f"the number of evicted pages to remember is negative: {capacity}")
         self.capacity = capacity
         self._pages: OrderedDict[Name, _Left] = OrderedDict()
-        # By the name of what is before them.
-        self._behind: dict[Name, dict[Name, _Left]] = {}
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -39,16 +37,15 @@ class History:
         """The pages of `node` from `first` on are leaving."""
         if not self.capacity:
             return
+        pages = self._pages
         before = node.name_before(first)
         token_ids = node.token_ids_from(first, page_size)
         for place, name in enumerate(node.chain[first:]):
             page = token_ids[place * page_size : (place + 1) * page_size]
-            left = self._pages[name] = _Left(before, page, departure)  # it was in the tree
-            self._behind.setdefault(before, {})[name] = left
+            pages[name] = _Left(before, page, departure)  # not there yet: it was in the tree
             before = name
-        while len(self._pages) > self.capacity:
-            name, left = self._pages.popitem(last=False)
-            self._forget_behind(name, left)
+        while len(pages) > self.capacity:
+            pages.popitem(last=False)
 
     def left_tier(self, names: Iterable[Name], departure: Departure) -> None:
         """Pages that had left the tree before are now gone for good."""
@@ -61,27 +58,26 @@ class History:
         """The pages of `node` from `first` on are in the tree."""
         if self._pages:
             for name in node.chain[first:]:
-                left = self._pages.pop(name, None)
-                if left is not None:
-                    self._forget_behind(name, left)
+                self._pages.pop(name, None)
 
-    def departure_after(self, before: Name, page: list[int]) -> tuple[int, Departure | None]:
+    def departure_after(
+        self, before: Name, name: Name | None, page: list[int]
+    ) -> tuple[int, Departure | None]:
         """The longest beginning of `page` that is remembered behind the prefix `before`, and how
-        the page that began so left. O(pages remembered there).
+        the page that began so left. `name` is that of the whole `page`: O(1) where it is known,
+        else O(pages remembered), which is once for each key that is explained.
         """
+        left = None if name is None else self._pages.get(name)
+        if left is not None:
+            return len(page), left.departure
         key = tuple(page)
         longest, departure = 0, None
-        for left in self._behind.get(before, {}).values():
-            length = common_prefix_length(left.token_ids, key)
-            if length > longest:
-                longest, departure = length, left.departure
+        for left in self._pages.values():
+            if left.before == before:
+                length = common_prefix_length(left.token_ids, key)
+                if length > longest:
+                    longest, departure = length, left.departure
         return longest, departure
-
-    def _forget_behind(self, name: Name, left: _Left) -> None:
-        siblings = self._behind[left.before]
-        del siblings[name]
-        if not siblings:
-            del self._behind[left.before]
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ They are the same in every process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct, error, pack
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ _LENGTH = Struct("<Q")
 _ROOT, _PAGE = b"palmette root", b"palmette page"
 
 
+@lru_cache(maxsize=1024)
 def root_name(namespace: Namespace) -> Name:
     """The name of no tokens at all, in `namespace`."""
     digest = blake2b(digest_size=NAME_BYTES, person=_ROOT)
