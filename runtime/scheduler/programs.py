@@ -179,14 +179,12 @@ class Programs:
         program = self._by_id.pop(program_id, None)
         if program is not None:
             self._begun.pop(program_id, None)
-            for path in list(program.handles):
-                _drop(program, path)
+            _drop_all(program)
 
     def drop_handles(self) -> None:
         """No program holds anything beyond what runs; what was held may be evicted."""
         for program in self._by_id.values():
-            for path in list(program.handles):
-                _drop(program, path)
+            _drop_all(program)
 
     # What happens to their sequences
 
@@ -299,14 +297,14 @@ class Programs:
             return program is keep, not is_idle, order
 
         worst = min(holding, key=rank)
-        self._drop_all(worst)
+        self._give_up_handles(worst)
         return True
 
     def give_up_idle(self, now: float) -> None:
         """Let the handles of all idle programs go."""
         for program in self._by_id.values():
             if program.handles and self._is_idle(program, now):
-                self._drop_all(program)
+                self._give_up_handles(program)
 
     def seconds_to_wait(self, now: float) -> float | None:
         """How long the one who has thought for longest may still be waited for; None if nobody
@@ -348,10 +346,9 @@ class Programs:
         share = _MARGIN * produced / (self._asked_tokens + _PRIOR_TOKENS)
         return math.ceil(min(1.0, share) * num_tokens)
 
-    def _drop_all(self, program: Program) -> None:
+    def _give_up_handles(self, program: Program) -> None:
         self.num_given_up += 1
-        for path in list(program.handles):
-            _drop(program, path)
+        _drop_all(program)
 
     def _is_idle(self, program: Program, now: float) -> bool:
         return now - program.idle_since >= self._hold_seconds
@@ -434,13 +431,11 @@ class Account:
         for other, share in self._shares.items():
             if other == key:
                 continue
-            gives_way = share.program is not None and self._programs.gives_way(
-                share.program, since, now
-            )
-            if gives_way and share.program is not None and not share.program.running:
-                num_left += self._num_held(share)
-            elif not gives_way:
+            program = share.program
+            if program is None or not self._programs.gives_way(program, since, now):
                 needs.append((share.num_later, share.num_committed + self._num_held(share)))
+            elif not program.running:
+                num_left += self._num_held(share)
         return num_left >= 0 and _can_all_end(num_left, needs)
 
     def admitted(self, sequence: Sequence) -> None:
@@ -585,3 +580,8 @@ def _drop(program: Program, path: Path) -> None:
     handle = program.handles.pop(path, None)
     if handle is not None:
         handle.lease.release()
+
+
+def _drop_all(program: Program) -> None:
+    for path in list(program.handles):
+        _drop(program, path)
