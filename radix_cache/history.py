@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from palmette.radix_cache.names import Name
 from palmette.radix_cache.node import Namespace, Node, common_prefix_length
@@ -38,12 +39,16 @@ class History:
         if not self.capacity:
             return
         pages = self._pages
+        # The first of so many that all are forgotten again need not be noted.
+        first = max(first, len(node.chain) - self.capacity)
         before = node.name_before(first)
         token_ids = node.token_ids_from(first, page_size)
-        for place, name in enumerate(node.chain[first:]):
-            page = token_ids[place * page_size : (place + 1) * page_size]
-            pages[name] = _Left(before, page, departure)  # not there yet: it was in the tree
+        start = 0
+        for name in node.chain[first:]:
+            end = start + page_size
+            pages[name] = _Left(before, token_ids[start:end], departure)  # it was in the tree
             before = name
+            start = end
         while len(pages) > self.capacity:
             pages.popitem(last=False)
 
@@ -52,7 +57,7 @@ class History:
         for name in names:
             left = self._pages.get(name)
             if left is not None:
-                left.departure = departure
+                self._pages[name] = left._replace(departure=departure)
 
     def came(self, node: Node, first: int) -> None:
         """The pages of `node` from `first` on are in the tree."""
@@ -80,8 +85,7 @@ class History:
         return longest, departure
 
 
-@dataclass(slots=True)
-class _Left:
+class _Left(NamedTuple):
     """A page that left: the name of what is before it, its tokens, and how it left."""
 
     before: Name
