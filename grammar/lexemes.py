@@ -98,6 +98,9 @@ class Lexemes:
             if len(words) <= 16:
                 return digest_of(b"suffixes", *(word[term.depth :] for word in words))
             return digest_of(head, term.words.digest)
+        if term.kind == Kind.TABLE:
+            assert term.table is not None
+            return digest_of(head, term.table.digest)
         items = [item.digest or b"" for item in term.items]
         if term.kind in (Kind.ALTERNATION, Kind.BOTH):
             items.sort()
@@ -152,6 +155,9 @@ class Lexemes:
         if term.kind == Kind.WORDS:
             assert term.words is not None
             term.detour_length = max(map(len, term.words.words[term.low : term.high]))
+        elif term.kind == Kind.TABLE:
+            assert term.table is not None
+            term.detour_length = max(term.table.distances)
         elif term.kind == Kind.SEQUENCE:
             term.detour_length = max(inner[0] + self._store.min_bytes(term.items[1]), inner[1])
         elif term.kind == Kind.REPEAT:

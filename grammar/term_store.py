@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 
 from palmette.grammar.errors import GrammarTooComplex
@@ -17,6 +17,7 @@ from palmette.grammar.terms import (
     Kind,
     Pair,
     Rule,
+    Table,
     Term,
     WordList,
     plainest,
@@ -126,6 +127,35 @@ class TermStore:
         if term is None:
             nullable = len(words.words[low]) == depth
             term = Term(Kind.WORDS, nullable, low=low, high=high, depth=depth, words=words)
+            self._keep(key, term)
+        return term
+
+    def table(self, accepting: Sequence[bool], moves: Sequence[Sequence[tuple[int, int]]]) -> Term:
+        """What a deterministic automaton accepts from its state 0 on.
+
+        `moves` gives for each state disjoint byte sets and where they lead.
+        """
+        self.spend(len(accepting))
+        distances = _distances(accepting, moves, self.alphabet)
+        kept = [
+            [
+                (bits & self.alphabet, after)
+                for bits, after in each
+                if bits & self.alphabet and distances[after] is not None
+            ]
+            for each in moves
+        ]
+        if distances[0] is None:
+            return self.empty
+        return self._row(Table(accepting, kept, [each or 0 for each in distances]), 0)
+
+    def _row(self, table: Table, state: int) -> Term:
+        if not table.moves[state]:
+            return self.epsilon
+        key: _Key = (Kind.TABLE, table.digest, state)
+        term = self._interned.get(key)
+        if term is None:
+            term = Term(Kind.TABLE, table.accepting[state], depth=state, table=table)
             self._keep(key, term)
         return term
 
@@ -338,6 +368,10 @@ class TermStore:
             return [(bits, self.lexeme(after)) for bits, after in self.parts(term.items[0])]
         if kind == Kind.CALL:
             return self._derive_call(term)
+        if kind == Kind.TABLE:
+            assert term.table is not None
+            moves = term.table.moves[term.depth]
+            return [(bits, self._row(term.table, after)) for bits, after in moves]
         return []
 
     def _derive_words(self, term: Term) -> list[Pair]:
@@ -562,6 +596,8 @@ class TermStore:
         if term.kind == Kind.CALL:
             assert term.rule is not None
             return term.rule.min_bytes
+        if term.kind == Kind.TABLE:
+            return term.floor
         if term.kind in (Kind.BOTH, Kind.NOT):
             assert term.shortest is not None
             return len(term.shortest)
@@ -581,6 +617,8 @@ class TermStore:
         if term.kind in (Kind.BOTH, Kind.NOT):
             assert term.shortest is not None
             return term.shortest
+        if term.kind == Kind.TABLE:
+            return _shortest_of_table(term)
         texts = [item.shortest for item in term.items if item.shortest is not None]
         if term.kind == Kind.SEQUENCE:
             return b"".join(texts)
@@ -647,3 +685,34 @@ class TermStore:
                             pending.append(each)
             self._character_parts = known
         return self._character_parts
+
+
+def _distances(
+    accepting: Sequence[bool], moves: Sequence[Sequence[tuple[int, int]]], alphabet: int
+) -> list[int | None]:
+    """For each state of an automaton the bytes that complete it; None if nothing does."""
+    arrivals: list[list[int]] = [[] for _ in accepting]
+    for state, each in enumerate(moves):
+        for bits, after in each:
+            if bits & alphabet:
+                arrivals[after].append(state)
+    distances: list[int | None] = [0 if each else None for each in accepting]
+    level = [state for state, each in enumerate(accepting) if each]
+    num_bytes = 0
+    while level:
+        num_bytes += 1
+        reached = dict.fromkeys(before for state in level for before in arrivals[state])
+        level = [state for state in reached if distances[state] is None]
+        for state in level:
+            distances[state] = num_bytes
+    return distances
+
+
+def _shortest_of_table(term: Term) -> bytes:
+    assert term.table is not None
+    table, state = term.table, term.depth
+    text = bytearray()
+    while not table.accepting[state]:
+        bits, state = min(table.moves[state], key=lambda move: table.distances[move[1]])
+        text.append(plainest(bits))
+    return bytes(text)

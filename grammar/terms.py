@@ -37,6 +37,7 @@ class Kind(IntEnum):
     NOT = 8  # any byte string that is not in items[0]
     LEXEME = 9  # items[0], determinised by itself
     CALL = 10  # a rule
+    TABLE = 11  # what `table` accepts from its state `depth` on
 
 
 class WordList:
@@ -48,6 +49,27 @@ class WordList:
         self.words = sorted(set(words))
         self.serial = next(serials)
         self.digest = digest_of(b"words", *self.words)
+
+
+class Table:
+    """A deterministic automaton; a string may end in a state that is `accepting`.
+
+    `moves` gives for each state disjoint byte sets and where they lead. Every state can be
+    completed; `distances` tells in how many bytes at least.
+    """
+
+    __slots__ = ("accepting", "digest", "distances", "moves")
+
+    def __init__(
+        self,
+        accepting: Sequence[bool],
+        moves: Sequence[Sequence[tuple[int, int]]],
+        distances: Sequence[int],
+    ) -> None:
+        self.accepting = tuple(accepting)
+        self.moves = tuple(map(tuple, moves))
+        self.distances = tuple(distances)
+        self.digest = digest_of(b"table", repr(self.accepting).encode(), repr(self.moves).encode())
 
 
 class Rule:
@@ -129,6 +151,7 @@ class Term:
         "serial",
         "shortest",
         "shortest_length",
+        "table",
         "words",
     )
 
@@ -144,6 +167,7 @@ class Term:
         depth: int = 0,
         words: WordList | None = None,
         rule: Rule | None = None,
+        table: Table | None = None,
     ) -> None:
         self.kind = kind
         self.nullable = nullable
@@ -154,11 +178,12 @@ class Term:
         self.depth = depth
         self.words = words
         self.rule = rule
+        self.table = table
         self.serial = next(serials)
         self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
         self.is_regular: bool = kind != Kind.CALL and all(i.is_regular for i in items)
         self.is_finite: bool = (
-            kind not in (Kind.NOT, Kind.CALL)
+            kind not in (Kind.NOT, Kind.CALL, Kind.TABLE)
             and not (kind == Kind.REPEAT and high is None)
             and all(i.is_finite for i in items)
         )
@@ -188,6 +213,9 @@ class Term:
             return max(item.floor for item in self.items)
         if self.kind == Kind.LEXEME:
             return self.items[0].floor
+        if self.kind == Kind.TABLE:
+            assert self.table is not None
+            return self.table.distances[self.depth]
         return 0 if self.kind == Kind.EMPTY else 1
 
     def __repr__(self) -> str:
