@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from palmette.grammar.codepoints import ANY, CodePoints
@@ -52,11 +53,13 @@ class JsonString:
 
     A character may stand for itself, or be written in any escape that stands for it; a character
     beyond U+FFFF as a pair of surrogate escapes, which counts as the one character it is. A lone
-    surrogate is no character and is never allowed.
+    surrogate is no character and is never allowed. If it is canonical, a character is written in
+    one way only, and escaped only where it must be.
     """
 
-    def __init__(self, store: TermStore) -> None:
+    def __init__(self, store: TermStore, *, canonical: bool = False) -> None:
         self.store = store
+        self.is_canonical = canonical
         self._plain = Utf8(store)
         self._known: dict[CodePoints, Term] = {}
         self.any_text = store.repeat(store.mark_character(self.one_of(ANY)), 0, None)
@@ -69,6 +72,18 @@ class JsonString:
 
     def _spell(self, characters: CodePoints) -> Term:
         store = self.store
+        if self.is_canonical:
+            escaped = characters & _NEEDS_ESCAPE
+            return store.alternation(
+                (
+                    self._plain.one_of(characters - _NEEDS_ESCAPE),
+                    store.words(
+                        _plainest(code_point)
+                        for low, high in escaped.ranges
+                        for code_point in range(low, high + 1)
+                    ),
+                )
+            )
         if len(characters.ranges) == 1 and characters.ranges[0][0] == characters.ranges[0][1]:
             return store.words(_spellings(characters.ranges[0][0]))
         short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
@@ -83,6 +98,39 @@ class JsonString:
                 _positional(store, basic, 0, _BASIC_ESCAPE),
                 _positional(store, beyond, 0, _SURROGATE_ESCAPES),
             )
+        )
+
+    def texts(self, texts: Iterable[str]) -> Term:
+        """One of the texts, in any of their spellings; texts with lone surrogates have none."""
+        store = self.store
+        spellable = [text for text in set(texts) if not _SURROGATE.search(text)]
+        if self.is_canonical:
+            return store.words(map(self.plainest, spellable))
+        # Texts with a common beginning share it: the open path of a trie, closed from its end.
+        path: list[tuple[str, list[Term]]] = [("", [])]
+
+        def close_to(depth: int) -> None:
+            while len(path) > depth + 1:
+                character, branches = path.pop()
+                one = self.one_of(CodePoints(((ord(character), ord(character)),)))
+                path[-1][1].append(store.sequence(one, store.alternation(branches)))
+
+        previous = ""
+        for text in sorted(spellable):
+            common = 0
+            while common < min(len(text), len(previous)) and text[common] == previous[common]:
+                common += 1
+            close_to(common)
+            path += [(character, []) for character in text[common:]]
+            path[-1][1].append(store.epsilon)
+            previous = text
+        close_to(0)
+        return store.alternation(path[0][1])
+
+    def plainest(self, text: str) -> bytes:
+        """The text with the fewest escapes; it must have no lone surrogate."""
+        return b"".join(
+            _plainest(ord(each)) if ord(each) in _NEEDS_ESCAPE else each.encode() for each in text
         )
 
     def quoted(self, content: Term) -> Term:
@@ -121,6 +169,13 @@ def _positional(
     )
 
 
+def _plainest(code_point: int) -> bytes:
+    """A character that cannot stand for itself, escaped."""
+    if code_point in _SHORT_ESCAPES:
+        return bytes([0x5C, _SHORT_ESCAPES[code_point]])
+    return f"\\u{code_point:04x}".encode()
+
+
 def _spellings(code_point: int) -> set[bytes]:
     """Every way to write one character inside a JSON string."""
     character = chr(code_point)
@@ -153,6 +208,7 @@ def _hex(first: int = 0) -> Callable[[int, int], int]:
 
 
 _LAST = 0x10FFFF
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NEEDS_ESCAPE = CodePoints.of([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _SHORT_ESCAPES = {
     ord(character): ord(escape)

@@ -27,7 +27,7 @@ from palmette.grammar.json_schema.keywords import (
     REFUSED,
     is_idle,
 )
-from palmette.grammar.json_schema.numbers import Bounds, number_term
+from palmette.grammar.json_schema.numbers import Bounds, NumberKind, NumberRule, number_term
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.json_schema.valid import Validity
 from palmette.grammar.terms import Term
@@ -338,9 +338,11 @@ class Shapes:
             if spelled:
                 yield Literals(spelled)
         if types & {"integer", "fraction"}:
-            term = number_term(
-                self._store, self._bounds(branch), is_integer="fraction" not in types
-            )
+            kind: NumberKind = "integer"
+            if "fraction" in types:
+                kind = "any" if "integer" in types else "fraction"
+            rule = NumberRule(self._bounds(branch), kind=kind)
+            term = number_term(self._store, rule)
             if not self._store.is_empty(term):
                 yield Scalar(self._store.lexeme(term))
         if "string" in types:

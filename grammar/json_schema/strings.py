@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from palmette.grammar.codepoints import ANY
 from palmette.grammar.errors import GrammarError, InvalidGrammar
@@ -14,23 +15,36 @@ from palmette.grammar.spelling import JsonString
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term
 
+Patterns = tuple[tuple[str, str], ...]
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class StringRule:
-    """Lengths count code points; patterns match anywhere and come with their JSON pointers."""
+    """Strings of some lengths that match all of some patterns and formats, and none of others.
+
+    Lengths count code points; patterns match anywhere and come with their JSON pointers; `excluded`
+    are whole texts that must not come.
+    """
 
     min_length: int = 0
     max_length: int | None = None
-    patterns: tuple[tuple[str, str], ...] = ()
+    patterns: Patterns = ()
     formats: tuple[str, ...] = ()
+    excluded_patterns: Patterns = ()
+    excluded_formats: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     def __and__(self, other: StringRule) -> StringRule:
         lengths = [n for n in (self.max_length, other.max_length) if n is not None]
         return StringRule(
             max(self.min_length, other.min_length),
             min(lengths, default=None),
-            self.patterns + tuple(p for p in other.patterns if p not in self.patterns),
-            self.formats + tuple(f for f in other.formats if f not in self.formats),
+            _union(self.patterns, other.patterns),
+            _union(self.formats, other.formats),
+            _union(self.excluded_patterns, other.excluded_patterns),
+            _union(self.excluded_formats, other.excluded_formats),
+            _union(self.excluded, other.excluded),
         )
 
 
@@ -40,31 +54,79 @@ class Strings:
     def __init__(self, store: TermStore) -> None:
         self.store = store
         self.spelling = JsonString(store)
-        self._known: dict[StringRule, Term] = {}
-        self._languages: dict[tuple[str, str], Term] = {}
+        self._canonical: JsonString | None = None
+        self._known: dict[tuple[StringRule, bool], Term] = {}
+        self._languages: dict[tuple[bool, str, str], Term] = {}
 
-    def term(self, rule: StringRule) -> Term:
-        """The JSON strings that the rule allows, perhaps none."""
-        term = self._known.get(rule)
+    def term(self, rule: StringRule, *, canonical: bool = False) -> Term:
+        """The JSON strings that the rule allows, perhaps none.
+
+        `canonical`: each text in one spelling only, with the fewest escapes.
+        """
+        key = (rule, canonical)
+        term = self._known.get(key)
         if term is None:
-            term = self._known[rule] = self._term(rule)
+            term = self._known[key] = self._term(rule, self._spelling(canonical))
         return term
 
-    def _term(self, rule: StringRule) -> Term:
+    def holds(self, rule: StringRule, text: str) -> bool:
+        """Whether the text is one of the rule's. One with a lone surrogate never is."""
+        if len(text) < rule.min_length or text in rule.excluded:
+            return False
+        if rule.max_length is not None and len(text) > rule.max_length:
+            return False
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            return False
+        return (
+            all(self.matches(pattern, pointer, text) for pattern, pointer in rule.patterns)
+            and all(self._accepts(self._format(name, self.spelling), text) for name in rule.formats)
+            and not any(self.matches(*each, text) for each in rule.excluded_patterns)
+            and not any(
+                self._accepts(self._format(name, self.spelling), text)
+                for name in rule.excluded_formats
+            )
+        )
+
+    def matches(self, pattern: str, pointer: str, text: str) -> bool:
+        """Whether the pattern, which stands at `pointer`, matches somewhere in the text."""
+        return self._accepts(self._pattern(pattern, pointer, self.spelling), text)
+
+    def texts(self, texts: Iterable[str]) -> Term:
+        """The inside of a JSON string that stands for one of the texts, in any spelling.
+
+        One with a lone surrogate cannot be spelled and is left out.
+        """
+        return self.spelling.texts(texts)
+
+    def _accepts(self, term: Term, text: str) -> bool:
+        return self.store.accepts(term, self.spelling.plainest(text))
+
+    def _spelling(self, canonical: bool) -> JsonString:
+        if not canonical:
+            return self.spelling
+        if self._canonical is None:
+            self._canonical = JsonString(self.store, canonical=True)
+        return self._canonical
+
+    def _term(self, rule: StringRule, spelling: JsonString) -> Term:
         store = self.store
         if rule.max_length is not None and rule.max_length < rule.min_length:
             return store.empty
-        terms = [self._pattern(pattern, pointer) for pattern, pointer in rule.patterns]
-        terms += [self._format(name) for name in rule.formats]
+        terms = [self._pattern(*each, spelling) for each in rule.patterns]
+        terms += [self._format(name, spelling) for name in rule.formats]
         if rule.min_length or rule.max_length is not None or not terms:
-            any_character = self.spelling.one_of(ANY)
+            any_character = spelling.one_of(ANY)
             terms.append(store.repeat(any_character, rule.min_length, rule.max_length))
-        content = store.both(*terms)
-        return store.empty if store.is_empty(content) else self.spelling.quoted(content)
+        excluded = [self._pattern(*each, spelling) for each in rule.excluded_patterns]
+        excluded += [self._format(name, spelling) for name in rule.excluded_formats]
+        if rule.excluded:
+            excluded.append(spelling.texts(rule.excluded))
+        content = store.both(*terms, *(store.complement(each) for each in excluded))
+        return store.empty if store.is_empty(content) else spelling.quoted(content)
 
-    def _pattern(self, pattern: str, pointer: str) -> Term:
+    def _pattern(self, pattern: str, pointer: str, spelling: JsonString) -> Term:
         try:
-            return self._language("pattern", pattern, search)
+            return self._language("pattern", pattern, search, spelling)
         except GrammarError as error:
             if error.pointer is not None:
                 raise
@@ -73,16 +135,21 @@ class Strings:
             error.pointer = pointer
             raise
 
-    def _format(self, name: str) -> Term:
-        return self._language("format", PATTERNS[name], full_match)
+    def _format(self, name: str, spelling: JsonString) -> Term:
+        return self._language("format", PATTERNS[name], full_match, spelling)
 
     def _language(
-        self, kind: str, pattern: str, translate: Callable[[Node, JsonString], Term]
+        self,
+        kind: str,
+        pattern: str,
+        translate: Callable[[Node, JsonString], Term],
+        spelling: JsonString,
     ) -> Term:
-        term = self._languages.get((kind, pattern))
+        key = (spelling.is_canonical, kind, pattern)
+        term = self._languages.get(key)
         if term is None:
             node = parse_regex(pattern, self.store.limits)
-            term = self._languages[kind, pattern] = translate(node, self.spelling)
+            term = self._languages[key] = translate(node, spelling)
         return term
 
 
@@ -91,3 +158,7 @@ def check_string(value: object, pointer: str) -> str:
     if not isinstance(value, str):
         raise InvalidGrammar("must be a string", pointer=pointer)
     return value
+
+
+def _union(one: tuple[_T, ...], other: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(one + other))
