@@ -47,8 +47,9 @@ Encode = Callable[[str], Sequence[int]]
 class LLGuidanceBackend:
     """Refuses what it does not enforce, as we do.
 
-    Where bytes are forced, it allows only the tokens that the tokenizer would choose for them:
-    `encode` is that tokenizer. Without it, they are spelled with as few tokens as possible.
+    Where bytes are forced, its masks allow only the tokens that the tokenizer would choose for
+    them, though a matcher accepts others: `encode` is that tokenizer. Without it, they are spelled
+    with as few tokens as possible.
     """
 
     name = "llguidance"

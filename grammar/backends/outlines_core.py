@@ -48,7 +48,8 @@ class OutlinesCoreBackend:
     """Regexes, and schemas as far as the library turns them into one.
 
     All states are worked out over the whole vocabulary when a grammar is compiled, which takes
-    seconds for large ones, without a bound that could be set.
+    seconds for large ones, without a bound that could be set. A pattern that matches the empty text
+    is refused.
     """
 
     name = "outlines-core"
@@ -65,6 +66,7 @@ class OutlinesCoreBackend:
         # The library wants one end-of-sequence token. It gets an id of its own, since we allow our
         # stop tokens ourselves.
         self._vocabulary: Any = outlines_core.Vocabulary(vocabulary.num_rows, ids_of)
+        self._bytes: Any = outlines_core.Vocabulary(256, {bytes([i]): [i] for i in range(256)})
         self._compiled: Remembered[str, AdaptedGrammar] = Remembered(_NUM_INDEXES)
 
     @property
@@ -89,7 +91,12 @@ class OutlinesCoreBackend:
             return self._compiled.get(pattern, lambda: self._compile(pattern))
 
     def _compile(self, pattern: str) -> AdaptedGrammar:
-        states = _States(outlines_core.Index(pattern, self._vocabulary), self._tokens)
+        outlines_core.Index(pattern, self._bytes)  # or `a)(b` would pass in the group
+        # The library follows the first alternative that matches and no other one, and an index
+        # whose first state is final lacks transitions. Asking for the end makes it look at all
+        # alternatives, and refuse the latter.
+        index = outlines_core.Index(rf"(?:{pattern})\z", self._vocabulary)
+        states = _States(index, self._tokens)
         return AdaptedGrammar(self.name, self._tokens, lambda: _Cursor(states))
 
 
@@ -98,19 +105,22 @@ def _pattern(kind: Kind, source: str) -> str:
         pattern: str = build_regex_from_schema(source, "")
         return pattern
     if kind == "choices":
-        # Where one option begins another, the library would only see the one that comes first.
-        options = sorted(set(choices_of(source)), key=len, reverse=True)
-        return "|".join(_literal(option) for option in options)
+        return "|".join(_literal(option) for option in choices_of(source))
     return with_ascii_classes(source)
 
 
 def _literal(text: str) -> str:
-    return "(" + re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text) + ")"
+    return "(?:" + re.sub(r"([\\.+*?()|\[\]{}^$#&~-])", r"\\\1", text) + ")"
 
 
 def _refusal(message: str) -> GrammarError:
     if "Unsupported JSON Schema" in message:
         return UnsupportedGrammar(message.splitlines()[0], feature="a keyword of the schema")
+    if "anchored universal start" in message:
+        return UnsupportedGrammar(
+            f"{message} (it begins with an anchor, or matches the empty text)",
+            feature="an anchor at the start, or an empty text",
+        )
     return InvalidGrammar(message)
 
 
