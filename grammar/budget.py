@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from palmette.grammar.automaton import Automaton
 from palmette.grammar.lexemes import Lexemes
 from palmette.grammar.mask import Mask
-from palmette.grammar.terms import Kind, Rule, Term
+from palmette.grammar.terms import UNFOLDED, Kind, Rule, Term
 from palmette.grammar.token_trie import IntArray
 from palmette.grammar.vocabulary import Vocabulary
 
@@ -56,17 +56,22 @@ class Planner:
             for rule in self._rules:
                 self.num_tokens(rule.shortest())
         pending = []
-        while not (term.nullable or term.is_regular or term in self._num_tokens) and (
-            term.kind == Kind.SEQUENCE
-        ):
-            pending.append(term)
-            term = term.items[1]
+        while not (term.nullable or term.is_regular or term in self._num_tokens):
+            if term.kind == Kind.SEQUENCE:
+                pending.append(term)
+                term = term.items[1]
+            elif term.kind in UNFOLDED:
+                pending.append(term)
+                term = self._store.shortest_step(term)
+            else:
+                break
         total = self._num_tokens.get(term)
         if total is None:
             total = self._num_tokens[term] = self._element(term)
-        for sequence in reversed(pending):
-            total += self.num_tokens(sequence.items[0])
-            self._num_tokens[sequence] = total
+        for each in reversed(pending):
+            if each.kind == Kind.SEQUENCE:
+                total += self.num_tokens(each.items[0])
+            self._num_tokens[each] = total
         return total
 
     def _element(self, term: Term) -> float:
@@ -130,6 +135,8 @@ class Planner:
             elif term.kind == Kind.CALL:
                 assert term.rule is not None
                 pending.append(term.rule.shortest())
+            elif term.kind in UNFOLDED:
+                pending.append(self._store.shortest_step(term))
             else:
                 items = [item for item in term.items if not self._store.is_empty(item)]
                 pending.append(min(items, key=self.num_tokens))

@@ -2,16 +2,24 @@
 
 They hold whatever a schema says of the members of an object or the items of an array once its
 logic is worked out: which parts may come, which must, and how often one of a kind may.
+
+Values are terms when a shape is given to `TermStore.object` or `TermStore.array`. A front end may
+use keys of its own in their place for as long as the terms do not exist, ask `moves.Cheapest` how
+long a shortest text is, and put the terms in with `with_values`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from palmette.grammar.terms import Term
 
 Order = Literal["declared", "any"]
+
+V = TypeVar("V")
+W = TypeVar("W")
 
 
 class Counter(NamedTuple):
@@ -21,26 +29,29 @@ class Counter(NamedTuple):
     high: int | None = None
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part(Generic[V]):
     """One kind of value for a place. Its term is never empty.
 
     Each value of this kind moves the counters with these indices on by one. Kinds for one place
     whose counters differ have no value in common, or a count would depend on the reading.
     """
 
-    value: Term
+    value: V
     counters: tuple[int, ...] = ()
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Member(Generic[V]):
     """A declared member: `key` is its name as written, with quotes; `parts` is not empty."""
 
     key: bytes
-    parts: tuple[Part, ...]
+    parts: tuple[Part[V], ...]
     is_required: bool = False
 
 
-class Names(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Names(Generic[V]):
     """Members whose names are not declared one by one.
 
     `name` is a regular term that is not empty, with quotes; it holds no spelling of a declared
@@ -48,7 +59,7 @@ class Names(NamedTuple):
     """
 
     name: Term
-    parts: tuple[Part, ...]
+    parts: tuple[Part[V], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +76,7 @@ class Punctuation:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Members:
+class Members(Generic[V]):
     """An object.
 
     In declared order, members come as they are listed, optional ones left out at will, and then
@@ -74,24 +85,71 @@ class Members:
     """
 
     punctuation: Punctuation
-    members: tuple[Member, ...] = ()
-    names: tuple[Names, ...] = ()
+    members: tuple[Member[V], ...] = ()
+    names: tuple[Names[V], ...] = ()
     counters: tuple[Counter, ...] = ()
     min_members: int = 0
     max_members: int | None = None
     order: Order = "declared"
 
+    def with_values(self, make: Callable[[V], W | None]) -> Members[W] | None:
+        """The same with other values; parts for which `make` gives None are left out.
+
+        None if a required member is left without parts.
+        """
+        members = []
+        for member in self.members:
+            parts = _parts_with_values(member.parts, make)
+            if parts:
+                members.append(Member(member.key, parts, member.is_required))
+            elif member.is_required:
+                return None
+        names = []
+        for each in self.names:
+            parts = _parts_with_values(each.parts, make)
+            if parts:
+                names.append(Names(each.name, parts))
+        changed = replace(cast(Any, self), members=tuple(members), names=tuple(names))
+        return cast("Members[W]", changed)
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Items:
+class Items(Generic[V]):
     """An array: the kinds for each of the first places, and those for all others (none: no more).
 
     No place of `prefix` is without kinds: an array cannot be longer than the places it can fill.
     """
 
     punctuation: Punctuation
-    prefix: tuple[tuple[Part, ...], ...] = ()
-    rest: tuple[Part, ...] = ()
+    prefix: tuple[tuple[Part[V], ...], ...] = ()
+    rest: tuple[Part[V], ...] = ()
     counters: tuple[Counter, ...] = ()
     min_items: int = 0
     max_items: int | None = None
+
+    def with_values(self, make: Callable[[V], W | None]) -> Items[W] | None:
+        """The same with other values; parts for which `make` gives None are left out.
+
+        An array ends before the first place that is left without parts; None if it has to be
+        longer than that.
+        """
+        prefix = []
+        rest: tuple[Part[W], ...] = ()
+        for place in self.prefix:
+            parts = _parts_with_values(place, make)
+            if not parts:
+                break
+            prefix.append(parts)
+        else:
+            rest = _parts_with_values(self.rest, make)
+        if not rest and len(prefix) < self.min_items:
+            return None
+        changed = replace(cast(Any, self), prefix=tuple(prefix), rest=rest)
+        return cast("Items[W]", changed)
+
+
+def _parts_with_values(
+    parts: tuple[Part[V], ...], make: Callable[[V], W | None]
+) -> tuple[Part[W], ...]:
+    made = ((make(part.value), part.counters) for part in parts)
+    return tuple(Part(value, counters) for value, counters in made if value is not None)

@@ -11,8 +11,11 @@ from heapq import heappop, heappush
 
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
+from palmette.grammar.moves import ArrayMoves, ObjectMoves, Where, without_unspelled
+from palmette.grammar.structures import Items, Members
 from palmette.grammar.terms import (
     ALL_BYTES,
+    UNFOLDED,
     Form,
     Kind,
     Pair,
@@ -22,6 +25,7 @@ from palmette.grammar.terms import (
     WordList,
     plainest,
 )
+from palmette.grammar.unfold import member_min_bytes, rest_of_member, shortest_step, unfold
 
 _SHORT_WORD = 256
 _WORK_PER_LOOK = 256
@@ -41,6 +45,7 @@ class TermStore:
         self._alphabet_bytes = bytes(i for i in range(256) if alphabet >> i & 1)
         self._interned: dict[_Key, Term] = {}
         self._rules: dict[_Key, Rule] = {}
+        self._moves: dict[Items[Term] | Members[Term], ArrayMoves[Term] | ObjectMoves[Term]] = {}
         self._derived: list[Term] = []
         self._characters: set[Term] = set()
         self._character_parts: set[Term] | None = None
@@ -65,6 +70,7 @@ class TermStore:
         self._derived.clear()
         self._interned.clear()
         self._rules.clear()
+        self._moves.clear()
         self._character_parts = None
 
     # Time
@@ -312,6 +318,64 @@ class TermStore:
             rule = self._rules[key] = make()
         return self.call(rule)
 
+    def object(self, shape: Members[Term]) -> Term:
+        """The objects of this shape; empty if there are none.
+
+        What follows is derived as it is needed: a shape of thousands of members costs little.
+        """
+        moves = self._moves.get(shape)
+        if moves is None:
+            spelled = without_unspelled(shape, self)
+            if spelled is None:
+                return self.empty
+            moves = self._moves[shape] = ObjectMoves(spelled, self.min_bytes, self)
+        if moves.min_bytes(moves.start) is None:
+            return self.empty
+        return self.sequence(shape.punctuation.open_object, self.at(moves, moves.start))
+
+    def array(self, shape: Items[Term]) -> Term:
+        """The arrays of this shape; empty if there are none."""
+        moves = self._moves.get(shape)
+        if moves is None:
+            moves = self._moves[shape] = ArrayMoves(shape, self.min_bytes, self)
+        if moves.min_bytes(moves.start) is None:
+            return self.empty
+        return self.sequence(shape.punctuation.open_array, self.at(moves, moves.start))
+
+    def at(self, moves: ArrayMoves[Term] | ObjectMoves[Term], where: Where) -> Term:
+        """What may follow at a place of an object or array that can be completed."""
+        key = (Kind.OBJECT, moves, where)
+        found = self._interned.get(key)
+        if found is None:
+            kind = Kind.OBJECT if isinstance(moves, ObjectMoves) else Kind.ARRAY
+            found = self._keep(key, Term(kind, False, moves=moves, where=where))
+        return found
+
+    def member(
+        self, moves: ObjectMoves[Term], where: Where, low: int, high: int, depth: int
+    ) -> Term:
+        """A member with a key out of keys[low:high], from byte `depth` on, and what follows."""
+        return rest_of_member(self, moves, where, low, high, depth)
+
+    def keep_member(
+        self, moves: ObjectMoves[Term], where: Where, low: int, high: int, depth: int
+    ) -> Term:
+        key = (Kind.MEMBER, moves, where, low, high, depth)
+        found = self._interned.get(key)
+        if found is None:
+            found = Term(
+                Kind.MEMBER, False, low=low, high=high, depth=depth, moves=moves, where=where
+            )
+            self._keep(key, found)
+        return found
+
+    def shortest_step(self, term: Term) -> Term:
+        """An object, array or member as a cheapest next part, with what follows it.
+
+        Its shortest strings are shortest ones of the term; it needs no choice that matters.
+        """
+        return shortest_step(self, term)
+
     def _keep(self, key: _Key, term: Term) -> Term:
         self._interned[key] = term
         self.spend()
@@ -372,6 +436,8 @@ class TermStore:
             assert term.table is not None
             moves = term.table.moves[term.depth]
             return [(bits, self._row(term.table, after)) for bits, after in moves]
+        if kind in UNFOLDED:
+            return list(self.form(unfold(self, term)))
         return []
 
     def _derive_words(self, term: Term) -> list[Pair]:
@@ -596,6 +662,14 @@ class TermStore:
         if term.kind == Kind.CALL:
             assert term.rule is not None
             return term.rule.min_bytes
+        if term.kind == Kind.MEMBER:
+            return member_min_bytes(term)
+        if term.kind in UNFOLDED:
+            assert term.moves is not None
+            assert term.where is not None
+            num_bytes = term.moves.min_bytes(term.where)
+            assert num_bytes is not None
+            return num_bytes
         if term.kind == Kind.TABLE:
             return term.floor
         if term.kind in (Kind.BOTH, Kind.NOT):

@@ -2,9 +2,9 @@
 
 A term is a set of byte strings. Regular terms are built from byte sets, word lists, sequences,
 alternations, counted repetitions, intersections and complements; a `Rule` that is called makes a
-grammar context-free. Terms are derived lazily (Brzozowski, *Derivatives of Regular Expressions*,
-1964; Antimirov's linear forms, 1996), so a counter of ten thousand costs nothing until it is
-walked, and nothing is ever unrolled.
+grammar context-free, and so do objects and arrays (see `structures`). Terms are derived lazily
+(Brzozowski, *Derivatives of Regular Expressions*, 1964; Antimirov's linear forms, 1996), so a
+counter of ten thousand costs nothing until it is walked, and nothing is ever unrolled.
 
 A *lexeme* is a regular part that is determinised by itself, such as the body of a JSON string. It
 looks the same wherever it stands, which is what lets masks be shared between places.
@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
 from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from palmette.grammar.moves import ArrayMoves, ObjectMoves, Where
 
 ALL_BYTES = (1 << 256) - 1
 
@@ -38,6 +42,14 @@ class Kind(IntEnum):
     LEXEME = 9  # items[0], determinised by itself
     CALL = 10  # a rule
     TABLE = 11  # what `table` accepts from its state `depth` on
+    OBJECT = 12  # what may follow at a place between two members; see `unfold`
+    ARRAY = 13  # the same between two items
+    MEMBER = 14  # what is left of a declared member whose key has begun, and all that follows
+
+
+# Made of parts that are found when they are needed; never empty, nor regular for the store.
+UNFOLDED = frozenset((Kind.OBJECT, Kind.ARRAY, Kind.MEMBER))
+CONTEXT_FREE = UNFOLDED | {Kind.CALL}
 
 
 class WordList:
@@ -144,6 +156,7 @@ class Term:
         "kind",
         "known_empty",
         "low",
+        "moves",
         "nullable",
         "part_sets",
         "parts",
@@ -152,6 +165,7 @@ class Term:
         "shortest",
         "shortest_length",
         "table",
+        "where",
         "words",
     )
 
@@ -168,6 +182,8 @@ class Term:
         words: WordList | None = None,
         rule: Rule | None = None,
         table: Table | None = None,
+        moves: ArrayMoves[Term] | ObjectMoves[Term] | None = None,
+        where: Where | None = None,
     ) -> None:
         self.kind = kind
         self.nullable = nullable
@@ -179,11 +195,14 @@ class Term:
         self.words = words
         self.rule = rule
         self.table = table
+        self.moves = moves
+        self.where = where
         self.serial = next(serials)
         self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
-        self.is_regular: bool = kind != Kind.CALL and all(i.is_regular for i in items)
+        self.is_regular: bool = kind not in CONTEXT_FREE and all(i.is_regular for i in items)
         self.is_finite: bool = (
-            kind not in (Kind.NOT, Kind.CALL, Kind.TABLE)
+            kind not in (Kind.NOT, Kind.TABLE)
+            and kind not in CONTEXT_FREE
             and not (kind == Kind.REPEAT and high is None)
             and all(i.is_finite for i in items)
         )
