@@ -96,6 +96,13 @@ class Automaton:
             self._fill_row(state)
         return bool(self.rows[state].any())
 
+    def only_byte(self, state: int) -> int | None:
+        """The one byte that is allowed, if there is exactly one."""
+        if not self.has_row[state]:
+            self._fill_row(state)
+        allowed = np.flatnonzero(self.rows[state])
+        return int(allowed[0]) if allowed.size == 1 else None
+
     def ensure_rows(self, states: IntArray) -> None:
         """Compute the rows of `states` that are missing."""
         have = self.has_row[states]

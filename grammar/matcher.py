@@ -155,6 +155,65 @@ class Matcher:
                 term = self._after(term, grammar.vocabulary.token_bytes[only])
         return forced
 
+    def forced_bytes(self, limit: int = 1 << 16) -> bytes:
+        """The run of bytes each of which is the only one possible from here, at most `limit`.
+
+        The run ends where the text may stop. The matcher does not move. Unlike a run of forced
+        tokens it does not depend on the vocabulary, which may spell the same bytes in many ways.
+        """
+        grammar = self._grammar
+        here = self._positions[-1]
+        forced = bytearray()
+        if here.has_stopped:
+            return b""
+        with grammar:
+            automaton = grammar.automaton
+            state = automaton.state_of(here.term)
+            while len(forced) < limit and not automaton.nullable[state]:
+                byte = automaton.only_byte(state)
+                if byte is None:
+                    break
+                forced.append(byte)
+                state = automaton.step(state, byte)
+        return bytes(forced)
+
+    def extensions(self, tail: bytes, limit: int) -> list[bytes]:
+        """What may come next that joins the end of `tail` in one token; `limit` of them at most.
+
+        `tail` is how the text ends so far. Each answer, with some bytes that the tail ends with in
+        front of it, is a token of the vocabulary. The matcher does not move.
+        """
+        grammar = self._grammar
+        here = self._positions[-1]
+        if here.has_stopped:
+            return []
+        trie = grammar.vocabulary.trie
+        found: set[bytes] = set()
+        with grammar:
+            automaton = grammar.automaton
+            start = np.array([automaton.state_of(here.term)], np.int32)
+            for length in range(1, min(len(tail), trie.max_token_bytes) + 1):
+                node = trie.find(tail[-length:])
+                if node is None:
+                    continue
+                nodes, _ = automaton.walk(trie, np.array([node], np.int32), start)
+                nodes = nodes[trie.has_token[nodes]]
+                found.update(trie.path(int(node))[length:] for node in nodes[:limit])
+        return sorted(found)[:limit]
+
+    def can_complete(self, budget: int) -> bool:
+        """Whether at most `budget` more tokens complete the text; the stop token is not counted.
+
+        An answer of no may be wrong where the vocabulary has a shorter way than is known.
+        """
+        grammar = self._grammar
+        term = self._positions[-1].term
+        with grammar:
+            if grammar.planner.num_tokens(term) <= budget:
+                return True
+            plan = grammar.planner.plan(term)
+            return plan is not None and len(plan) <= budget
+
     def _after(self, term: Term, text: bytes) -> Term | None:
         automaton = self._grammar.automaton
         state = automaton.state_of(term)

@@ -76,6 +76,15 @@ class TokenTrie:
         at = first + int(np.searchsorted(self.byte[first : first + count], byte))
         return at if at < first + count and self.byte[at] == byte else None
 
+    def find(self, prefix: bytes) -> int | None:
+        """The node that stands for `prefix`, if any token begins with it."""
+        node: int | None = 0
+        for byte in prefix:
+            node = self.child(node, byte)
+            if node is None:
+                return None
+        return node
+
     def expand(self, nodes: IntArray) -> tuple[IntArray, IntArray]:
         """All children of `nodes`, and for each the index into `nodes` of its parent."""
         counts = self.num_children[nodes]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from palmette.grammar.terms import bits_of
 from palmette.grammar.token_trie import TokenTrie
@@ -41,6 +43,21 @@ class Vocabulary:
         self.alphabet = bits_of(np.unique(self.trie.byte[1:]).tolist())  # bytes in any token
         # Whether each of them is a token too, so that any text over the alphabet can be spelled.
         self.spells_every_text = singles == self.alphabet
+
+    @cached_property
+    def joined_bytes(self) -> NDArray[np.bool_]:
+        """[256, 256]: whether the two bytes stand side by side within any token.
+
+        Between two that do not, every encoding of a text has a border.
+        """
+        pairs = np.zeros((256, 256), bool)
+        text = np.frombuffer(b"".join(self.token_bytes), np.uint8)
+        lengths = np.fromiter(map(len, self.token_bytes), np.int64, len(self.token_bytes))
+        begins = np.zeros(len(text) + 1, bool)
+        begins[np.cumsum(lengths)] = True
+        inside = ~begins[1:-1] if len(text) else begins[:0]
+        pairs[text[:-1][inside], text[1:][inside]] = True
+        return pairs
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,352 @@
+"""Text whose tokens are always those that the tokenizer itself would choose, with jumps ahead.
+
+Bytes that a grammar forces are not drawn, and the tokens that spell them are the tokenizer's own.
+Tokens at the end of such a run that a legal continuation could still change are held back: the
+model draws there, so that it sees no border where its training had none. A drawn token that the
+tokenizer would not have chosen, as it happens inside free strings, is replaced by the tokens that
+it would have; the text stays what was drawn.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from palmette.grammar.vocabulary import Vocabulary
+
+_MAX_FORCED = 1 << 13  # bytes of one jump; what is left is forced once more after the next draw
+_MAX_EXTENSIONS = 256  # if there are more ways to go on in one token, one of them matters
+_WINDOW = 1 << 12  # bytes that are encoded anew at each draw, where nothing settles before
+_AGREEING = 4  # tokens that must be the same where such a window begins
+_VERDICTS_KEPT = 1 << 14
+
+Encode = Callable[[str], Sequence[int]]
+"""From text to token ids, exactly as written: nothing put before or behind."""
+
+
+class JumpMatcher(Protocol):
+    """What is needed of a `Matcher`."""
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def can_complete(self, budget: int) -> bool: ...
+
+    def accept(self, token_id: int) -> bool: ...
+
+    def rollback(self, num_tokens: int) -> None: ...
+
+    def forced_bytes(self, limit: int) -> bytes: ...
+
+    def extensions(self, tail: bytes, limit: int) -> list[bytes]: ...
+
+
+class Spelling:
+    """How a tokenizer spells texts over one vocabulary, and what of that is final.
+
+    Shared by all texts; thread-safe if `encode` is.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encode: Encode) -> None:
+        self.vocabulary = vocabulary
+        self._encode = encode
+        self._verdicts: OrderedDict[tuple[bytes, tuple[bytes, ...]], int] = OrderedDict()
+
+    def encode(self, text: bytes) -> list[int] | None:
+        """The tokenizer's own tokens of a whole text.
+
+        None where it has none that stand for these bytes: they are not UTF-8, or it would rewrite
+        them, as some normalise.
+        """
+        try:
+            token_ids = list(self._encode(text.decode()))
+        except ValueError:
+            return None
+        table = self.vocabulary.token_bytes
+        if any(token_id >= len(table) for token_id in token_ids):
+            return None
+        return token_ids if b"".join(table[i] for i in token_ids) == text else None
+
+    def num_final(self, token_ids: Sequence[int], start: int) -> int:
+        """How many of the tokens, at least `start`, stay the same whatever follows the text.
+
+        Between two bytes that stand side by side in no token lies a border of every encoding of
+        the text, and what is before it does not depend on what is behind.
+        """
+        joined, table = self.vocabulary.joined_bytes, self.vocabulary.token_bytes
+        for index in range(len(token_ids) - 1, start, -1):
+            left, right = table[token_ids[index - 1]], table[token_ids[index]]
+            if not joined[left[-1], right[0]]:
+                return index
+        return start
+
+    def num_safe(self, tail: bytes, token_ids: list[int], more: Sequence[bytes]) -> int:
+        """How many of `token_ids`, which spell `tail`, stay whichever of `more` comes next."""
+        key = (tail, tuple(more))
+        num_safe = self._verdicts.get(key)
+        if num_safe is None:
+            num_safe = len(token_ids)
+            for text in more:
+                longer = self._encoded_prefix(tail + text)
+                num_safe = min(num_safe, _num_common(token_ids, longer))
+                if not num_safe:
+                    break
+            self._verdicts[key] = num_safe
+            if len(self._verdicts) > _VERDICTS_KEPT:
+                self._verdicts.popitem(last=False)
+        return num_safe
+
+    def _encoded_prefix(self, text: bytes) -> list[int]:
+        """The tokens of all characters that are whole."""
+        whole, _ = codecs.utf_8_decode(text, "ignore", False)
+        return list(self._encode(whole))
+
+
+class Advance(NamedTuple):
+    """How the tokens of a text changed: the first `num_kept` stay, `token_ids` come behind them."""
+
+    num_kept: int
+    token_ids: tuple[int, ...]
+
+
+class CanonicalText:
+    """One text under a grammar, its tokens, and its matcher, which stands behind the last of them.
+
+    After each call the tokens are a beginning of the tokenizer's own encoding of what is known of
+    the text, with these exceptions: while the text ends inside a character, in texts that the
+    tokenizer would rewrite, and where its own tokens would not leave room to complete the text
+    within the limit. There the tokens stay as they were drawn.
+    """
+
+    def __init__(
+        self,
+        matcher: JumpMatcher,
+        spelling: Spelling,
+        *,
+        jumps: bool = True,
+        undrawable: Collection[int] = (),
+    ) -> None:
+        """Without `jumps` nothing is forced. A jump ends before a token of `undrawable`."""
+        self.token_ids: list[int] = []
+        self.num_final = 0  # so many of them stay as they are, whatever comes
+        self._matcher = matcher
+        self._spelling = spelling
+        self._jumps = jumps
+        self._undrawable = undrawable
+        self._text = bytearray()
+        self._is_drawn = bytearray()  # for each byte, and perhaps for some behind the text
+        self._ends: list[int] = []  # where in the text each token ends
+
+    @property
+    def text(self) -> bytes:
+        """What the tokens spell."""
+        return bytes(self._text)
+
+    @property
+    def num_forced(self) -> int:
+        """How many of the tokens hold no byte that was drawn."""
+        starts = (0, *self._ends)
+        return sum(
+            not any(self._is_drawn[start:end])
+            for start, end in zip(starts, self._ends, strict=False)
+        )
+
+    def begin(self, limit: int) -> Advance:
+        """Jump ahead from the beginning, by at most `limit` tokens."""
+        return self._respell(0, limit)
+
+    def draw(self, token_id: int, limit: int) -> Advance | None:
+        """Go on by a drawn token and jump ahead, by at most `limit` tokens in all.
+
+        None, and nothing has changed, if the grammar does not allow the token.
+        """
+        if not self._matcher.accept(token_id):
+            return None
+        num_before, start = len(self.token_ids), len(self._text)
+        self._push(token_id)
+        self._is_drawn[start : len(self._text)] = b"\1" * (len(self._text) - start)
+        advance = self._respell(len(self._text), num_before + limit)
+        kept = min(advance.num_kept, num_before)
+        return Advance(kept, tuple(self.token_ids[kept:]))
+
+    def finish(self, limit: int, *, num_bytes: int | None = None) -> Advance:
+        """The text is over: its tokens are those of the whole, if it takes at most `limit` of them.
+
+        With `num_bytes` only so much of the text counts. Final tokens stay in any case. Nothing
+        may come after that.
+        """
+        num_final = self.num_final
+        text = self.text if num_bytes is None else self.text[:num_bytes]
+        tokens = self._spelling.encode(text)
+        if tokens is None or tokens[:num_final] != self.token_ids[:num_final]:
+            rest = self._spelling.encode(text[self._end_of(num_final) :])
+            tokens = None if rest is None else self.token_ids[:num_final] + rest
+        if tokens is None or len(tokens) > limit:
+            tokens = self.token_ids  # but for what is cut off, which then is spelled by itself
+            if num_bytes is not None:
+                whole = sum(end <= num_bytes for end in self._ends)
+                rest = self._spelling.encode(text[self._end_of(whole) :])
+                tokens = self.token_ids[:whole] + (rest or [])
+        kept = _num_common(self.token_ids, tokens)
+        more = tuple(tokens[kept:])
+        self._cut(kept)
+        for token_id in more:
+            self._push(token_id)
+        self.num_final = len(self.token_ids)
+        return Advance(kept, more)
+
+    def _respell(self, num_decided: int, limit: int) -> Advance:
+        """Jump, and spell anew what is behind the final tokens; at most `limit` tokens in all.
+
+        Afterwards there are tokens for the first `num_decided` bytes at least.
+        """
+        before = self.token_ids.copy()
+        forced = self._forced_characters()
+        if not (forced and self._jump(forced, num_decided, limit)):
+            self._spell_without_jump(limit)
+        if not self._matcher.can_complete(limit - len(self.token_ids)):
+            self._replace(0, before)
+        self.num_final = self._spelling.num_final(self.token_ids, self.num_final)
+        kept = _num_common(before, self.token_ids)
+        return Advance(kept, tuple(self.token_ids[kept:]))
+
+    def _forced_characters(self) -> bytes:
+        """What is forced behind the text, up to the end of a character."""
+        forced = self._matcher.forced_bytes(_MAX_FORCED) if self._jumps else b""
+        if not forced:
+            return b""
+        whole = bytes(self._text) + forced
+        try:
+            _, num_bytes = codecs.utf_8_decode(whole, "strict", False)
+        except UnicodeDecodeError:
+            return b""
+        return whole[len(self._text) : num_bytes]
+
+    def _spell_without_jump(self, limit: int) -> None:
+        num_old, tokens = self._spelled(bytes(self._text))
+        if tokens is not None and num_old + len(tokens) <= limit:
+            self._replace(num_old, [*self.token_ids[:num_old], *tokens])
+
+    def _jump(self, forced: bytes, num_decided: int, limit: int) -> bool:
+        """Take the tokens of text and `forced` that nothing may change any more.
+
+        False, and nothing has changed, if there are none beyond what is decided.
+        """
+        num_old, tokens = self._spelled(bytes(self._text) + forced)
+        if tokens is None:
+            return False
+        table = self._spelling.vocabulary.token_bytes
+        end, num_needed = self._end_of(num_old), 0
+        while end < num_decided:
+            end += len(table[tokens[num_needed]])
+            num_needed += 1
+        num_taken = min(len(tokens), limit - num_old)
+        for index in range(num_needed, num_taken):
+            if tokens[index] in self._undrawable:
+                num_taken = index
+                break
+        if num_taken < num_needed:
+            return False
+        before = self.token_ids.copy()
+        self._replace(num_old, [*before[:num_old], *tokens[:num_taken]])
+        if num_taken == len(tokens) and not self._matcher.is_finished:
+            tail = bytes(self._text[self._end_of(num_old) :])
+            more = self._matcher.extensions(tail, _MAX_EXTENSIONS)
+            num_taken = self._spelling.num_safe(tail, tokens, more)
+            if len(more) >= _MAX_EXTENSIONS:
+                num_taken = min(num_taken, len(tokens) - 1)
+            if num_taken < num_needed:
+                self._replace(0, before)
+                return False
+            self._replace(0, self.token_ids[: num_old + num_taken])
+        return True
+
+    def _spelled(self, whole: bytes) -> tuple[int, list[int] | None]:
+        """How many tokens stay for certain, and those that spell the rest."""
+        num_old = self.num_final
+        if len(self._text) - self._end_of(num_old) > _WINDOW:
+            # From some way back, if from there on the tokens are the same for a while.
+            near = sum(end <= len(self._text) - _WINDOW for end in self._ends)
+            tokens = self._spelling.encode(whole[self._end_of(near) :])
+            if tokens is not None and tokens[:_AGREEING] == self.token_ids[near : near + _AGREEING]:
+                return near, tokens
+        return num_old, self._spelling.encode(whole[self._end_of(num_old) :])
+
+    def _replace(self, kept: int, token_ids: Sequence[int]) -> None:
+        """Have `token_ids` in place of the tokens; the first `kept` are known to be the same."""
+        kept += _num_common(self.token_ids[kept:], token_ids[kept:])
+        more = list(token_ids[kept:])
+        self._matcher.rollback(len(self.token_ids) - kept)
+        self._cut(kept)
+        for token_id in more:
+            if not self._matcher.accept(token_id):
+                raise AssertionError(f"token {token_id} spells what other tokens may spell")
+            self._push(token_id)
+
+    def _push(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self._text += self._spelling.vocabulary.token_bytes[token_id]
+        self._ends.append(len(self._text))
+        self._is_drawn += bytes(max(0, len(self._text) - len(self._is_drawn)))
+
+    def _cut(self, num_tokens: int) -> None:
+        del self.token_ids[num_tokens:], self._ends[num_tokens:]
+        del self._text[self._end_of(num_tokens) :]
+
+    def _end_of(self, num_tokens: int) -> int:
+        """Where in the text the first tokens end."""
+        return self._ends[num_tokens - 1] if num_tokens else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForcedShare:
+    """How much of one text a grammar forces: tokens in all, those not drawn, and draws.
+
+    The end of the text is no token here, and drawing it no draw.
+    """
+
+    num_tokens: int
+    num_forced: int
+    num_draws: int
+
+    @property
+    def share(self) -> float:
+        """Forced tokens / tokens."""
+        return self.num_forced / self.num_tokens if self.num_tokens else 0.0
+
+
+def forced_share(matcher: JumpMatcher, spelling: Spelling, text: str) -> ForcedShare | None:
+    """What jumping ahead in canonical mode forces of `text`, if the model's draws spell that text.
+
+    `matcher` is at its beginning. None if the tokenizer rewrites the text or the grammar does not
+    allow it.
+    """
+    wanted = spelling.encode(text.encode())
+    if wanted is None:
+        return None
+    walk = CanonicalText(matcher, spelling)
+    limit = 2 * len(wanted) + 1
+    walk.begin(limit)
+    num_draws = 0
+    while True:
+        num_done = len(walk.token_ids)
+        if walk.token_ids != wanted[:num_done]:
+            return None
+        if num_done == len(wanted):
+            return ForcedShare(num_tokens=num_done, num_forced=walk.num_forced, num_draws=num_draws)
+        if walk.draw(wanted[num_done], limit) is None:
+            return None
+        num_draws += 1
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading items are the same."""
+    num_common = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        num_common += 1
+    return num_common
