@@ -6,9 +6,12 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from palmette.grammar.compiled import CompiledGrammar
+from palmette.grammar.ebnf import Grammar as ContextFreeGrammar
+from palmette.grammar.ebnf import emit as emit_grammar
+from palmette.grammar.ebnf import read_gbnf, read_lark
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsatisfiableGrammar
 from palmette.grammar.json_schema import Document, emit
 from palmette.grammar.json_schema.document import to_source
@@ -19,6 +22,10 @@ from palmette.grammar.regex import full_match, parse_regex
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.vocabulary import Vocabulary
+
+GrammarSyntax = Literal["gbnf", "lark"]
+_GrammarReader = Callable[[str, TermStore, "str | None"], ContextFreeGrammar]
+_READERS: dict[str, _GrammarReader] = {"gbnf": read_gbnf, "lark": read_lark}
 
 
 class GrammarCompiler:
@@ -62,6 +69,36 @@ class GrammarCompiler:
         self._check_size(source)
         kind = f"json_schema, {whitespace}"
         return self._remember(kind, source, lambda: self._json_schema(source, whitespace))
+
+    def compile_grammar(
+        self, source: str, *, syntax: GrammarSyntax = "gbnf", start: str | None = None
+    ) -> CompiledGrammar:
+        """The text is derived by a context-free grammar, in the notation of llama.cpp or of Lark.
+
+        It begins with the rule `start`; by default `root` in GBNF, `start` in Lark. Recursion of
+        every kind is allowed. See `palmette.grammar.ebnf` for what is read and what is refused.
+        """
+        reader = _READERS.get(syntax)
+        if reader is None:
+            raise ValueError(f"syntax is {' or '.join(map(repr, _READERS))}, got {syntax!r}")
+        if not isinstance(source, str):
+            raise InvalidGrammar(f"a grammar must be a string, got {type(source).__name__}")
+        self._check_size(source)
+        kind = f"{syntax}, {start!r}"
+        return self._remember(kind, source, lambda: self._grammar(reader, source, start))
+
+    def _grammar(self, reader: _GrammarReader, source: str, start: str | None) -> CompiledGrammar:
+        store = self._store()
+        emitted = emit_grammar(reader(source, store, start), store)
+        return CompiledGrammar(
+            self.vocabulary,
+            store,
+            emitted.term,
+            self._shared,
+            self.limits,
+            rules=emitted.rules,
+            notes=emitted.notes,
+        )
 
     def _json_schema(self, source: str, whitespace: Whitespace) -> CompiledGrammar:
         store = self._store()

@@ -1,0 +1,105 @@
+"""A context-free grammar as its source says it: rules over literals, classes and other rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from palmette.grammar.terms import Term
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Literal:
+    """Exactly this text."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terminal:
+    """A regular term, such as one character of a class."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reference:
+    """Whatever the rule of that name allows."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """One after the other; nothing at all if there are no items."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """One of them; no text if there are no items."""
+
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeat:
+    """At least `low` times and at most `high` times; None is without end."""
+
+    item: Node
+    low: int
+    high: int | None
+
+
+Node = Literal | Terminal | Reference | Sequence | Choice | Repeat
+
+# A node is told apart from others by identity, and one may stand in several places.
+
+
+@dataclass(slots=True)
+class Grammar:
+    """Rules by name. Every reference has its rule."""
+
+    start: str
+    rules: dict[str, Node]
+
+
+def items_of(node: Node) -> tuple[Node, ...]:
+    """The nodes right inside a node; a reference has none."""
+    if isinstance(node, (Sequence, Choice)):
+        return node.items
+    return (node.item,) if isinstance(node, Repeat) else ()
+
+
+def choice(items: Iterable[Node]) -> Node:
+    """One of the items."""
+    listed = tuple(items)
+    return listed[0] if len(listed) == 1 else Choice(listed)
+
+
+def sequence(items: Iterable[Node]) -> Node:
+    """The items one after the other."""
+    flat: list[Node] = []
+    for item in items:
+        flat.extend(item.items if isinstance(item, Sequence) else (item,))
+    return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def inside_out(root: Node, is_known: Callable[[Node], object] = lambda node: False) -> list[Node]:
+    """The nodes in and under `root`, each once, after all that are in it; known ones left out.
+
+    Without recursion: grammars are as deep as their author likes.
+    """
+    order: list[Node] = []
+    seen: set[Node] = set()
+    pending: list[tuple[Node, bool]] = [(root, False)]
+    while pending:
+        node, is_done = pending.pop()
+        if is_done:
+            order.append(node)
+        elif node not in seen and not is_known(node):
+            seen.add(node)
+            pending.append((node, True))
+            pending.extend((item, False) for item in reversed(items_of(node)))
+    return order
