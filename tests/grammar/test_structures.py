@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,16 +18,17 @@ from palmette.grammar.structures import (
     Member,
     Members,
     Names,
+    Order,
     Part,
     Punctuation,
 )
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term, bits_of
-from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary, mask_of, text_of
+from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary, mask_of
 
 LONGEST = 14  # bytes of the texts that are enumerated
 
-MORE = rb"""{a {ab ,a ,b a: b:1 :1 1, 2, 1] 1} 2} [1 [2 ,1 ,2 1,1 2,2, 1,a x: ,x xy :2, }} ]]""".split()
+MORE = b"{a {ab ,a ,b a: b:1 :1 1, 2, 1] 1} 2} [1 [2 ,1 ,2 1,1 2,2, 1,a x: ,x xy :2, }} ]]".split()
 vocabulary = byte_vocabulary(MORE)
 STOP = 256 + len(MORE)
 
@@ -203,8 +204,6 @@ def objects(draw: st.DrawFn) -> Members[tuple[bytes, ...]]:
 
 def in_store(store: TermStore, shape: Shape) -> Shape:
     """The shape with the terms of another store."""
-    from dataclasses import replace
-
     old = new_store()
     changed = replace(shape, punctuation=punctuation(store))
     if isinstance(changed, Members):
@@ -253,3 +252,149 @@ def test_the_cheapest_text_is_known_before_there_are_terms(
         return
     term = store.object(possible) if isinstance(possible, Members) else store.array(possible)
     assert hope.num_bytes == (None if term is store.empty else store.min_bytes(term))
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=st.one_of(arrays(), objects()), seed=st.integers(0, 999))
+def test_masks_are_those_of_trying_each_token_and_never_empty(shape: Shape, seed: int) -> None:
+    store = new_store()
+    term = term_of(store, in_store(store, shape))
+    if term is store.empty:
+        return
+    generator = random.Random(seed)
+    grammar = compiled(store, term)
+    matcher = grammar.matcher()
+    for _ in range(20):
+        mask = mask_of(matcher, vocabulary)
+        np.testing.assert_array_equal(mask, brute_force_mask(matcher, vocabulary))
+        after = [int(token_id) for token_id in np.flatnonzero(mask) if token_id != STOP]
+        if not after:
+            assert matcher.is_complete
+            return
+        assert matcher.accept(generator.choice(after))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shape=st.one_of(arrays(), objects()),
+    seed=st.integers(0, 999),
+    more=st.sampled_from([0, 0, 1, 2, 5]),
+)
+def test_whoever_follows_the_masks_of_a_budget_ends_within_it(
+    shape: Shape, seed: int, more: int
+) -> None:
+    store = new_store()
+    term = term_of(store, in_store(store, shape))
+    if term is store.empty:
+        return
+    generator = random.Random(seed)
+    grammar = compiled(store, term)
+    matcher = grammar.matcher()
+    budget = grammar.shortest_length + more
+    for left in range(budget, 0, -1):
+        mask = mask_of(matcher, vocabulary, budget=left)
+        assert not (mask & ~brute_force_mask(matcher, vocabulary)).any()
+        after = [int(token_id) for token_id in np.flatnonzero(mask) if token_id != STOP]
+        if not after:
+            break
+        assert matcher.accept(generator.choice(after))
+    assert matcher.is_complete
+
+
+def quoted(store: TermStore) -> Term:
+    letters = store.byte_set(bits_of(b"abcdefghijklmnopqrstuvwxyz"))
+    quote = store.byte_set(bits_of(b'"'))
+    return store.lexeme(store.sequence(quote, store.repeat(letters, 0, None), quote))
+
+
+@pytest.mark.parametrize("order", ["declared", "any"])
+@pytest.mark.parametrize("low", [0, 3])
+def test_an_object_of_thousands_of_members_takes_a_few_terms_for_each_step(
+    order: Order, low: int
+) -> None:
+    store = new_store(Limits(compile_seconds=20))
+    number = store.words([b"1", b"2"])
+    members = tuple(
+        Member(b'"key%d"' % i, (Part(number),), is_required=i % 100 == 0) for i in range(5000)
+    )
+    shape = Members(punctuation=punctuation(store), members=members, min_members=low, order=order)
+    term = store.object(shape)
+    grammar = compiled(store, term)
+    due = members[::100]
+    text = b"{" + b",".join(member.key + b":1" for member in due) + b"}"
+    assert accepts(grammar, text)
+    assert not accepts(grammar, text.replace(b'"key300"', b'"key3000"'))
+    assert store.min_bytes(term) == len(text)
+    assert len(store) < 60 * len(text)
+
+
+def test_a_count_of_a_million_is_worked_out_at_once() -> None:
+    store = new_store()
+    one, two = Part(store.words([b"1"]), (0,)), Part(store.words([b"22"]))
+    marks = punctuation(store)
+    array = store.array(
+        Items(punctuation=marks, rest=(one, two), counters=(Counter(2, 5),), min_items=10**6)
+    )
+    assert store.min_bytes(array) == 2 + 5 * 2 + (10**6 - 5) * 3 - 1
+    names = Names(quoted(store), (two,))
+    member = Members(punctuation=marks, names=(names,), min_members=10**6)
+    assert store.min_bytes(store.object(member)) == 1 + 10**6 * len(b'"":22,')
+
+
+def test_counters_that_nothing_can_satisfy_together_leave_no_text() -> None:
+    store = new_store()
+    a, b = (Part(store.words([text]), (i,)) for i, text in enumerate([b"1", b"2"]))
+    marks = punctuation(store)
+    counters = (Counter(2, None), Counter(2, None))
+    items = {"punctuation": marks, "rest": (a, b), "counters": counters}
+    assert store.array(Items(**items, max_items=3)) is store.empty
+    assert store.array(Items(**items, max_items=4)) is not store.empty
+    both = store.array(Items(**items, max_items=4))
+    grammar = compiled(store, both)
+    assert accepts(grammar, "[1,2,2,1]")
+    assert not accepts(grammar, "[1,1,1")
+
+
+def test_members_that_are_not_declared_come_last_in_declared_order_and_anywhere_in_any() -> None:
+    for order in ("declared", "any"):
+        store = new_store()
+        value = (Part(store.words([b"1"])),)
+        shape = Members(
+            punctuation=punctuation(store),
+            members=(Member(b"a", value, True), Member(b"b", value)),
+            names=(Names(store.words([b"x"]), value),),
+            order=order,
+        )
+        grammar = compiled(store, store.object(shape))
+        assert accepts(grammar, "{a:1,x:1}")
+        assert accepts(grammar, "{x:1,a:1}") == (order == "any")
+        assert accepts(grammar, "{b:1,a:1}") == (order == "any")
+        assert not accepts(grammar, "{a:1,a:1}")
+        assert not accepts(grammar, "{b:1}")
+
+
+def test_a_search_without_end_in_sight_is_given_up() -> None:
+    store = TermStore(Limits(), vocabulary.alphabet)
+    store.start_clock(0.05)
+    generator = random.Random(0)
+    parts = [Part(store.words([b"%d" % i]), (i % 6, (i * 5 + 1) % 6)) for i in range(30)]
+    members = tuple(Member(b"k%03d" % i, tuple(generator.sample(parts, 3))) for i in range(300))
+    counters = tuple(Counter(40 + i, 45 + i) for i in range(6))
+    shape = Members(punctuation=punctuation(store), members=members, counters=counters)
+    with pytest.raises(GrammarTooComplex, match=r"more than 0\.05 s of work"):
+        store.object(shape)
+
+
+@settings(max_examples=100, deadline=None)
+@given(shape=st.one_of(arrays(), objects()))
+def test_the_plan_of_a_shape_is_one_of_its_shortest_texts(shape: Shape) -> None:
+    store = new_store()
+    term = term_of(store, in_store(store, shape))
+    if term is store.empty:
+        return
+    grammar = compiled(store, term)
+    plan = grammar.planner.plan(term)
+    assert plan is not None
+    text = text_of(vocabulary, plan)
+    assert len(text) == store.min_bytes(term)
+    assert accepts(grammar, text)
