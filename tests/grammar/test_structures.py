@@ -24,7 +24,7 @@ from palmette.grammar.structures import (
 )
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term, bits_of
-from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary, mask_of
+from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary, mask_of, text_of
 
 LONGEST = 14  # bytes of the texts that are enumerated
 
