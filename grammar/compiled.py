@@ -13,6 +13,7 @@ from palmette.grammar.budget import Planner
 from palmette.grammar.errors import GrammarTooComplex, UnsatisfiableGrammar
 from palmette.grammar.limits import Limits
 from palmette.grammar.mask import MaskBuilder, SharedMasks
+from palmette.grammar.patience import current_patience
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Rule, Term
 from palmette.grammar.vocabulary import Vocabulary
@@ -77,12 +78,31 @@ class CompiledGrammar:
         """About how much memory its tables take now."""
         return self.automaton.num_bytes + self.masks.num_bytes
 
+    @property
+    def num_states(self) -> int:
+        """States that are kept now."""
+        return self.automaton.num_states
+
+    @property
+    def num_terms(self) -> int:
+        """Terms that are kept now, those not counted that only matchers hold."""
+        return len(self.automaton.store)
+
+    @property
+    def generation(self) -> int:
+        """How often the tables were begun."""
+        return self.automaton.generation
+
     def __enter__(self) -> CompiledGrammar:
         """Begin one operation: alone, on the clock, and with room for it.
 
         States that were numbered before may be others now.
         """
-        self._lock.acquire()
+        patience = current_patience()
+        if patience is None:
+            self._lock.acquire()
+        else:
+            patience.acquire(self._lock)
         if self.automaton.trim():
             self.masks.clear()
             self.planner.clear()

@@ -17,8 +17,8 @@ from palmette.grammar.json_schema import Document, emit
 from palmette.grammar.json_schema.document import to_source
 from palmette.grammar.json_schema.emit import Whitespace
 from palmette.grammar.limits import Limits
-from palmette.grammar.mask import SharedMasks
-from palmette.grammar.regex import full_match, parse_regex
+from palmette.grammar.machine import MachineName, machine_for
+from palmette.grammar.regex import RegexSyntax, full_match, parse_regex
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.vocabulary import Vocabulary
@@ -31,17 +31,31 @@ _READERS: dict[str, _GrammarReader] = {"gbnf": read_gbnf, "lark": read_lark}
 class GrammarCompiler:
     """Compiles grammars over one vocabulary. Thread-safe; equal sources share one result."""
 
-    def __init__(self, vocabulary: Vocabulary, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        limits: Limits | None = None,
+        machine: MachineName | None = None,
+    ) -> None:
+        """`machine` says what carries the grammars; see `palmette.grammar.machine`."""
         self.vocabulary = vocabulary
         self.limits = limits or Limits()
-        self._shared = SharedMasks(self.limits.shared_cache_bytes)
+        self._machine = machine_for(vocabulary, self.limits, machine)
         self._compiled: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compile_regex(self, pattern: str) -> CompiledGrammar:
-        """The whole text matches `pattern`. See `palmette.grammar.regex.parser` for the syntax."""
+    def compile_regex(
+        self, pattern: str, *, syntax: RegexSyntax = "ecma", flags: str = ""
+    ) -> CompiledGrammar:
+        """The whole text matches `pattern`, as in ECMA-262 with the flag u, or as in Python's `re`.
+
+        `flags` are letters: i, m, s, and for Python also a, u, x. See
+        `palmette.grammar.regex.parser` for what is supported.
+        """
         self._check_size(pattern)
-        return self._remember("regex", pattern, lambda: self._regex(pattern))
+        kind = f"regex, {syntax}, {''.join(sorted(set(flags)))}"
+        return self._remember(kind, pattern, lambda: self._regex(pattern, syntax, flags))
 
     def compile_choices(self, options: Iterable[str]) -> CompiledGrammar:
         """The text is one of `options`, taken literally."""
@@ -90,37 +104,20 @@ class GrammarCompiler:
     def _grammar(self, reader: _GrammarReader, source: str, start: str | None) -> CompiledGrammar:
         store = self._store()
         emitted = emit_grammar(reader(source, store, start), store)
-        return CompiledGrammar(
-            self.vocabulary,
-            store,
-            emitted.term,
-            self._shared,
-            self.limits,
-            rules=emitted.rules,
-            notes=emitted.notes,
-        )
+        return self._machine.grammar(store, emitted.term, rules=emitted.rules, notes=emitted.notes)
 
     def _json_schema(self, source: str, whitespace: Whitespace) -> CompiledGrammar:
         store = self._store()
         emitted = emit(Document.read(source), store, whitespace)
-        return CompiledGrammar(
-            self.vocabulary,
-            store,
-            emitted.term,
-            self._shared,
-            self.limits,
-            rules=emitted.rules,
-            notes=emitted.notes,
-        )
+        return self._machine.grammar(store, emitted.term, rules=emitted.rules, notes=emitted.notes)
 
-    def _regex(self, pattern: str) -> CompiledGrammar:
+    def _regex(self, pattern: str, syntax: RegexSyntax, flags: str) -> CompiledGrammar:
         store = self._store()
-        term = full_match(parse_regex(pattern, self.limits), Utf8(store))
+        node = parse_regex(pattern, self.limits, syntax=syntax, flags=flags)
+        term = full_match(node, Utf8(store))
         if store.is_empty(term):
             raise UnsatisfiableGrammar("no text matches the pattern")
-        return CompiledGrammar(
-            self.vocabulary, store, store.lexeme(term), self._shared, self.limits
-        )
+        return self._machine.grammar(store, store.lexeme(term))
 
     def _choices(self, options: list[str]) -> CompiledGrammar:
         store = self._store()
@@ -128,12 +125,10 @@ class GrammarCompiler:
             words = [option.encode() for option in options]
         except UnicodeEncodeError as error:
             raise InvalidGrammar(f"a choice is not valid Unicode: {error.reason}") from error
-        return CompiledGrammar(
-            self.vocabulary, store, store.words(words), self._shared, self.limits
-        )
+        return self._machine.grammar(store, store.words(words))
 
     def _store(self) -> TermStore:
-        store = TermStore(self.limits, self.vocabulary.alphabet)
+        store = self._machine.store()
         store.start_clock(self.limits.compile_seconds)
         return store
 

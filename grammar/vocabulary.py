@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from palmette.grammar.terms import bits_of
 from palmette.grammar.token_trie import TokenTrie
+
+if TYPE_CHECKING:
+    from palmette.grammar import _native
 
 
 class Vocabulary:
@@ -38,11 +42,22 @@ class Vocabulary:
         self.token_bytes: tuple[bytes, ...] = tuple(
             b"" if i in self.stop_token_ids else bytes(token) for i, token in enumerate(token_bytes)
         )
-        self.trie = TokenTrie(self.token_bytes)
         singles = bits_of(token[0] for token in self.token_bytes if len(token) == 1)
-        self.alphabet = bits_of(np.unique(self.trie.byte[1:]).tolist())  # bytes in any token
+        self.alphabet = bits_of(set().union(*self.token_bytes))  # bytes in any token
         # Whether each of them is a token too, so that any text over the alphabet can be spelled.
         self.spells_every_text = singles == self.alphabet
+
+    @cached_property
+    def trie(self) -> TokenTrie:
+        """Every prefix of every token."""
+        return TokenTrie(self.token_bytes)
+
+    @cached_property
+    def native(self) -> _native.Vocabulary:
+        """The same vocabulary for the machine in C++."""
+        from palmette.grammar import _native
+
+        return _native.Vocabulary(self.token_bytes, sorted(self.stop_token_ids), self.num_rows)
 
     @cached_property
     def joined_bytes(self) -> NDArray[np.bool_]:

@@ -131,9 +131,9 @@ def test_states_and_terms_are_bounded_over_a_long_output() -> None:
                 assert matcher.accept(byte)
                 step += 1
             mask_of(matcher, vocabulary)
-            assert grammar.automaton.num_states <= 400
-            assert len(grammar.automaton.store) <= 4000
-        assert grammar.automaton.generation > 3
+            assert grammar.num_states <= 400
+            assert grammar.num_terms <= 4000
+        assert grammar.generation > 3
         matcher.rollback(matcher.num_tokens - 1)  # to where long-dropped states were
         assert allowed(matcher, vocabulary)
 

@@ -110,7 +110,7 @@ def test_the_mask_is_the_same_from_a_fresh_grammar_and_with_hardly_any_room(
         assert (mask_of(matcher, vocabulary) == mask_of(other, vocabulary)).all()
         assert matcher.accept(token_id)
         assert other.accept(token_id)
-    assert cramped.automaton.num_states <= 600
+    assert cramped.num_states <= 600
 
 
 @given(names, seeds, st.integers(0, 10), st.integers(0, 10))
@@ -336,14 +336,14 @@ def test_the_body_of_a_string_is_walked_once_for_all_places_and_grammars() -> No
     first = fresh.compile_json_schema({"type": "string"}).matcher()
     assert first.accept(ord('"'))
     mask_of(first, vocabulary)
-    held = fresh._shared.num_bodies
+    held = fresh._machine.num_bodies
     other = fresh.compile_json_schema(
         {"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}
     )
     matcher = other.matcher()
     assert all(map(matcher.accept, b'{"a":"x'))
     assert (mask_of(matcher, vocabulary) == brute_force_mask(matcher, vocabulary)).all()
-    assert fresh._shared.num_bodies == held
+    assert fresh._machine.num_bodies == held
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
