@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsupportedGrammar
+from palmette.grammar.json_schema.keywords import (
+    DIALECTS,
+    LISTS,
+    MAPS,
+    SINGLE,
+    UNDECLARED,
+    Dialect,
+)
 
 # A JSON value: None, bool, int, Decimal, str, list or dict.
 Json = Any
 
-_OLD_DRAFT = re.compile(r"^https?://json-schema\.org/draft-0[1-7]/schema#?$")
-_NEW_DRAFT = re.compile(r"^https?://json-schema\.org/draft/(2019-09|2020-12)/schema#?$")
-
 
 class Document:
-    """A schema document, whose parts are named by JSON pointers in fragment form (``#/a/b``)."""
+    """A schema document, whose parts are named by JSON pointers in fragment form (``#/a/b``).
+
+    Parts with an address of their own (``$id``) are resources: references inside them are relative
+    to that address, and anchors belong to them.
+    """
 
     def __init__(self, root: Json) -> None:
         """Raises InvalidGrammar if `root` is no schema, UnsupportedGrammar for another dialect."""
@@ -28,21 +36,12 @@ class Document:
                 f"a schema is an object or a boolean, got {describe(root)}", pointer="#"
             )
         self.root: Json = root
-        declared = root.get("$schema") if isinstance(root, dict) else None
-        if declared is not None and not isinstance(declared, str):
-            raise InvalidGrammar("$schema must be a string", pointer="#/$schema")
-        # Up to draft 7, whatever stands beside $ref is ignored, and items may be a list.
-        self.is_old_draft = bool(declared and _OLD_DRAFT.match(declared))
-        self.allows_item_lists = self.is_old_draft or bool(declared and "2019-09" in declared)
-        if declared and not self.is_old_draft and not _NEW_DRAFT.match(declared):
-            raise UnsupportedGrammar(
-                f"the dialect {declared!r} is not supported",
-                feature="$schema",
-                pointer="#/$schema",
-            )
-        name = root.get("$id", "") if isinstance(root, dict) else ""
-        self._base = name.rstrip("#") if isinstance(name, str) else ""
         self._parts: dict[str, Json] = {"#": root}
+        dialect = self._declared_dialect(root, "#") or UNDECLARED
+        self._resources: dict[str, Resource] = {}  # by the pointer of the root
+        self._by_address: dict[str, Resource] = {}
+        self._add_resource("#", "", dialect)
+        self._index()
 
     @classmethod
     def read(cls, source: str) -> Document:
@@ -65,15 +64,17 @@ class Document:
     def at(self, pointer: str) -> Json:
         """The part that `pointer` names; KeyError if there is none."""
         if pointer not in self._parts:
-            part: Json = self.root
-            for token in pointer[2:].split("/"):
-                token = token.replace("~1", "/").replace("~0", "~")
-                if isinstance(part, dict) and token in part:
-                    part = part[token]
-                elif isinstance(part, list) and token.isdecimal() and int(token) < len(part):
-                    part = part[int(token)]
-                else:
-                    raise KeyError(pointer)
+            above, _, token = pointer.rpartition("/")
+            if not above:
+                raise KeyError(pointer)
+            part = self.at(above)
+            token = token.replace("~1", "/").replace("~0", "~")
+            if isinstance(part, dict) and token in part:
+                part = part[token]
+            elif isinstance(part, list) and token.isdecimal() and int(token) < len(part):
+                part = part[int(token)]
+            else:
+                raise KeyError(pointer)
             self._parts[pointer] = part
         return self._parts[pointer]
 
@@ -90,34 +91,171 @@ class Document:
             )
         return part
 
-    def resolve(self, reference: Json, pointer: str) -> str:
-        """The pointer that the `$ref` at `pointer` leads to."""
+    # Resources and references
+
+    def resource_of(self, pointer: str) -> Resource:
+        """The resource that the part at `pointer` belongs to."""
+        if len(self._resources) == 1:
+            return self._resources["#"]
+        while pointer not in self._resources:
+            pointer = pointer.rpartition("/")[0]
+        return self._resources[pointer]
+
+    def resolve(self, reference: Json, pointer: str, keyword: str = "$ref") -> str:
+        """The pointer that the reference of the schema at `pointer` leads to."""
+        where = self.child(pointer, keyword)
         if not isinstance(reference, str):
             raise InvalidGrammar(
-                f"$ref must be a string, got {describe(reference)}", pointer=pointer
+                f"{keyword} must be a string, got {describe(reference)}", pointer=where
             )
-        base, _, fragment = reference.partition("#")
-        if base and base != self._base:
-            raise UnsupportedGrammar(
-                f"$ref to another document, {reference!r}, is not supported",
-                feature="$ref",
-                pointer=pointer,
-            )
-        fragment = unquote(fragment)
+        resource, fragment = self._address(reference, pointer, keyword)
+        target: str | None = resource.pointer
         if fragment and not fragment.startswith("/"):
-            raise UnsupportedGrammar(
-                f"$ref to an anchor, {reference!r}, is not supported",
-                feature="$ref",
-                pointer=pointer,
-            )
-        target = "#" + fragment
+            target = resource.anchors.get(fragment) or resource.dynamic_anchors.get(fragment)
+        elif fragment:
+            target = f"{resource.pointer}{fragment}"
         try:
-            part = self.at(target)
+            part = None if target is None else self.at(target)
         except KeyError:
-            raise InvalidGrammar(f"$ref leads nowhere: {reference!r}", pointer=pointer) from None
+            target = None
+        if target is None:
+            raise InvalidGrammar(f"{keyword} leads nowhere: {reference!r}", pointer=where)
         if not isinstance(part, (dict, bool)):
-            raise InvalidGrammar(f"$ref leads to no schema: {reference!r}", pointer=pointer)
+            raise InvalidGrammar(f"{keyword} leads to no schema: {reference!r}", pointer=where)
         return target
+
+    def resolve_dynamic(
+        self, reference: Json, pointer: str, scope: Sequence[str], keyword: str = "$dynamicRef"
+    ) -> str:
+        """The same for `$dynamicRef` or `$recursiveRef`, entered through the resources in `scope`.
+
+        If it leads to a dynamic anchor, the outermost resource with one of that name is meant.
+        """
+        target = self.resolve(reference, pointer, keyword)
+        name = "" if keyword == "$recursiveRef" else unquote(str(reference).partition("#")[2])
+        home = self.resource_of(target)
+        if home.dynamic_anchors.get(name) != target:
+            return target
+        for root in scope:
+            outermost = self._resources[root].dynamic_anchors.get(name)
+            if outermost is not None:
+                return outermost
+        return target
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether what a reference means may depend on how one came to it."""
+        return any(each.dynamic_anchors for each in self._resources.values())
+
+    def _address(self, reference: str, pointer: str, keyword: str) -> tuple[Resource, str]:
+        """The resource that a reference names, and the decoded fragment."""
+        here = self.resource_of(pointer)
+        address, _, fragment = reference.partition("#")
+        resource: Resource | None = here
+        if address:
+            resource = self._by_address.get(_joined(here.address, address)) or self._by_address.get(
+                address
+            )
+        if resource is None:
+            raise UnsupportedGrammar(
+                f"{keyword} to another document, {reference!r}, is not supported",
+                feature=keyword,
+                pointer=self.child(pointer, keyword),
+            )
+        return resource, unquote(fragment)
+
+    def _add_resource(self, pointer: str, address: str, dialect: Dialect) -> Resource:
+        resource = self._resources[pointer] = Resource(pointer, address, dialect)
+        self._by_address.setdefault(address, resource)
+        return resource
+
+    def _declared_dialect(self, schema: Json, pointer: str) -> Dialect | None:
+        declared = schema.get("$schema") if isinstance(schema, dict) else None
+        if declared is None:
+            return None
+        where = self.child(pointer, "$schema")
+        if not isinstance(declared, str):
+            raise InvalidGrammar("$schema must be a string", pointer=where)
+        dialect = DIALECTS.get(declared.rstrip("#").partition("://")[2].rstrip("/"))
+        if dialect is None:
+            raise UnsupportedGrammar(
+                f"the dialect {declared!r} is not supported", feature="$schema", pointer=where
+            )
+        return dialect
+
+    def _index(self) -> None:
+        """Find the resources and anchors, wherever a schema may stand."""
+        pending: list[tuple[str, Json, Resource]] = [("#", self.root, self._resources["#"])]
+        while pending:
+            pointer, schema, resource = pending.pop()
+            if not isinstance(schema, dict):
+                continue
+            resource = self._note_names(pointer, schema, resource)
+            for keyword, value in schema.items():
+                if isinstance(value, dict):
+                    if keyword in SINGLE:
+                        pending.append((self.child(pointer, keyword), value, resource))
+                    elif keyword in MAPS:
+                        pending += (
+                            (self.child(pointer, keyword, name), each, resource)
+                            for name, each in value.items()
+                            if isinstance(each, dict)
+                        )
+                elif keyword in LISTS and isinstance(value, list):
+                    pending += (
+                        (self.child(pointer, keyword, index), each, resource)
+                        for index, each in enumerate(value)
+                        if isinstance(each, dict)
+                    )
+
+    def _note_names(self, pointer: str, schema: dict[str, Json], resource: Resource) -> Resource:
+        dialect = resource.dialect
+        if "$schema" in schema and (
+            isinstance(schema.get("$id"), str) or isinstance(schema.get("id"), str)
+        ):
+            dialect = self._declared_dialect(schema, pointer) or dialect
+        name = schema.get(dialect.id_keyword)
+        if isinstance(name, str) and not (dialect.is_ref_alone and "$ref" in schema):
+            address, _, fragment = name.partition("#")
+            if address:
+                address = _joined(resource.address, address)
+                if pointer == "#":
+                    resource.address = address
+                    self._by_address[address] = resource
+                else:
+                    resource = self._add_resource(pointer, address, dialect)
+            if fragment and dialect.is_ref_alone:
+                resource.anchors.setdefault(unquote(fragment), pointer)
+        for keyword, known in (
+            ("$anchor", resource.anchors),
+            ("$dynamicAnchor", resource.dynamic_anchors),
+        ):
+            anchor = schema.get(keyword)
+            if isinstance(anchor, str) and not dialect.is_ref_alone:
+                known.setdefault(anchor, pointer)
+        if schema.get("$recursiveAnchor") is True and pointer == resource.pointer:
+            resource.dynamic_anchors[""] = pointer
+        return resource
+
+
+class Resource:
+    """A part of a document with an address of its own."""
+
+    __slots__ = ("address", "anchors", "dialect", "dynamic_anchors", "pointer")
+
+    def __init__(self, pointer: str, address: str, dialect: Dialect) -> None:
+        self.pointer = pointer
+        self.address = address  # absolute if any address above it is; without fragment
+        self.dialect = dialect
+        self.anchors: dict[str, str] = {}  # pointers by name
+        self.dynamic_anchors: dict[str, str] = {}
+
+
+def _joined(base: str, reference: str) -> str:
+    try:
+        return urljoin(base, reference) if base else reference
+    except ValueError:  # no address at all
+        return reference
 
 
 def escape_token(token: str) -> str:

@@ -1,29 +1,50 @@
-"""Which keywords there are: enforced, without effect on validity, or refused."""
+"""Which keywords each dialect has, and which of them only annotate."""
 
 from __future__ import annotations
 
-from decimal import Decimal
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-ALL_TYPES = frozenset({"null", "boolean", "integer", "fraction", "string", "array", "object"})
+# A type of instances. Whether a number is an integer is a matter of its value.
+Type = Literal["null", "boolean", "number", "string", "array", "object"]
 
-# A `number` is an integer or a fraction; `fraction` stands for every number, however written.
-TYPES: dict[str, frozenset[str]] = {
-    "null": frozenset({"null"}),
-    "boolean": frozenset({"boolean"}),
-    "integer": frozenset({"integer"}),
-    "number": frozenset({"integer", "fraction"}),
-    "string": frozenset({"string"}),
-    "array": frozenset({"array"}),
-    "object": frozenset({"object"}),
-}
+ALL_TYPES: tuple[Type, ...] = ("null", "boolean", "number", "string", "array", "object")
+TYPE_NAMES = frozenset({*ALL_TYPES, "integer"})
 
-# Enforced.
-ASSERTIONS = frozenset(
+# What may hold a schema, a list of schemas, a map of names to schemas.
+SINGLE = frozenset(
     [
+        "not",
+        "if",
+        "then",
+        "else",
+        "items",
+        "additionalItems",
+        "contains",
+        "additionalProperties",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "contentSchema",
+    ]
+)
+LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+MAPS = frozenset(
+    [
+        "$defs",
+        "definitions",
+        "properties",
+        "patternProperties",
+        "dependentSchemas",
+        "dependencies",
+    ]
+)
+
+_DRAFT_4 = frozenset(
+    [
+        "$ref",
         "type",
         "enum",
-        "const",
         "minLength",
         "maxLength",
         "pattern",
@@ -32,28 +53,99 @@ ASSERTIONS = frozenset(
         "maximum",
         "exclusiveMinimum",
         "exclusiveMaximum",
+        "multipleOf",
         "items",
-        "prefixItems",
         "additionalItems",
         "minItems",
         "maxItems",
+        "uniqueItems",
         "properties",
-        "required",
+        "patternProperties",
         "additionalProperties",
+        "required",
+        "minProperties",
+        "maxProperties",
+        "dependencies",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
     ]
 )
-COMBINATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
+_DRAFT_6 = _DRAFT_4 | {"const", "contains", "propertyNames"}
+_DRAFT_7 = _DRAFT_6 | {"if", "then", "else"}
+_DRAFT_2019 = _DRAFT_7 | {
+    "$recursiveRef",
+    "dependentRequired",
+    "dependentSchemas",
+    "minContains",
+    "maxContains",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
+_DRAFT_2020 = (_DRAFT_2019 - {"$recursiveRef", "additionalItems"}) | {"$dynamicRef", "prefixItems"}
+_UNDECLARED = _DRAFT_2020 | {"additionalItems", "nullable"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What sets one version of JSON Schema apart from the others."""
+
+    name: str
+    keywords: frozenset[str]  # those that say something about instances
+    id_keyword: str = "$id"
+    is_ref_alone: bool = False  # whatever stands beside $ref is ignored
+    has_item_lists: bool = False  # items may be a list of schemas
+    has_boolean_bounds: bool = False  # exclusiveMinimum may be a boolean beside minimum
+    has_numeric_bounds: bool = True  # exclusiveMinimum may be a number
+
+
+DRAFT_4 = Dialect(
+    name="draft 4",
+    keywords=_DRAFT_4,
+    id_keyword="id",
+    is_ref_alone=True,
+    has_item_lists=True,
+    has_boolean_bounds=True,
+    has_numeric_bounds=False,
+)
+DRAFT_6 = Dialect(name="draft 6", keywords=_DRAFT_6, is_ref_alone=True, has_item_lists=True)
+DRAFT_7 = Dialect(name="draft 7", keywords=_DRAFT_7, is_ref_alone=True, has_item_lists=True)
+DRAFT_2019 = Dialect(name="draft 2019-09", keywords=_DRAFT_2019, has_item_lists=True)
+DRAFT_2020 = Dialect(name="draft 2020-12", keywords=_DRAFT_2020)
+# Without $schema: draft 2020-12, and what OpenAPI 3.0 and older drafts spell differently.
+UNDECLARED = Dialect(
+    name="draft 2020-12",
+    keywords=_UNDECLARED,
+    has_item_lists=True,
+    has_boolean_bounds=True,
+)
+
+# By the address in $schema, without scheme and fragment.
+DIALECTS = {
+    "json-schema.org/schema": UNDECLARED,
+    "json-schema.org/draft-04/schema": DRAFT_4,
+    "json-schema.org/draft-05/schema": DRAFT_4,
+    "json-schema.org/draft-06/schema": DRAFT_6,
+    "json-schema.org/draft-07/schema": DRAFT_7,
+    "json-schema.org/draft/2019-09/schema": DRAFT_2019,
+    "json-schema.org/draft/2020-12/schema": DRAFT_2020,
+    "spec.openapis.org/oas/3.1/dialect/base": DRAFT_2020,
+}
 
 # They say something to people or tools, and nothing about which instances are valid.
 ANNOTATIONS = frozenset(
     [
         "$schema",
+        "$id",
+        "id",
         "$comment",
         "$defs",
         "definitions",
         "$vocabulary",
         "$anchor",
         "$dynamicAnchor",
+        "$recursiveAnchor",
         "title",
         "description",
         "default",
@@ -72,50 +164,3 @@ ANNOTATIONS = frozenset(
         "markdownDescription",
     ]
 )
-
-# Refused where they could matter, with the types of instances they apply to.
-REFUSED: dict[str, frozenset[str]] = {
-    "not": ALL_TYPES,
-    "if": ALL_TYPES,
-    "then": ALL_TYPES,
-    "else": ALL_TYPES,
-    "$dynamicRef": ALL_TYPES,
-    "$recursiveRef": ALL_TYPES,
-    "nullable": ALL_TYPES,
-    "multipleOf": frozenset({"integer", "fraction"}),
-    "contains": frozenset({"array"}),
-    "minContains": frozenset({"array"}),
-    "maxContains": frozenset({"array"}),
-    "uniqueItems": frozenset({"array"}),
-    "unevaluatedItems": frozenset({"array"}),
-    "patternProperties": frozenset({"object"}),
-    "propertyNames": frozenset({"object"}),
-    "minProperties": frozenset({"object"}),
-    "maxProperties": frozenset({"object"}),
-    "dependentRequired": frozenset({"object"}),
-    "dependentSchemas": frozenset({"object"}),
-    "dependencies": frozenset({"object"}),
-    "unevaluatedProperties": frozenset({"object"}),
-}
-
-KNOWN = ASSERTIONS | COMBINATORS | ANNOTATIONS | REFUSED.keys() | {"$id", "id"}
-
-
-def is_idle(keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether a keyword that is not enforced says nothing here."""
-    value: object = schema[keyword]
-    if keyword in ("uniqueItems", "nullable"):
-        return value is False
-    if keyword in ("patternProperties", "dependentRequired", "dependentSchemas", "dependencies"):
-        return value == {}
-    if keyword in ("unevaluatedProperties", "unevaluatedItems", "propertyNames"):
-        return value is True or value == {}
-    if keyword == "minProperties":
-        names = schema.get("required", [])
-        num_names = len(set(map(str, names))) if isinstance(names, list) else 0
-        return isinstance(value, (int, Decimal)) and 0 <= value <= num_names
-    if keyword in ("then", "else"):
-        return "if" not in schema
-    if keyword == "if":
-        return "then" not in schema and "else" not in schema
-    return keyword in ("minContains", "maxContains") and "contains" not in schema

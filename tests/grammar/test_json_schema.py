@@ -127,7 +127,7 @@ TABLE: list[tuple[Any, list[str], list[str]]] = [
         ["1", '"abc"', "null"],
     ),
     ({"const": "é\u0007"}, ['"é\\u0007"'], ['"é"']),
-    ({"enum": [1, True, 1.0]}, ["1", "true"], ["1.0"]),
+    ({"enum": [1, True, 1.0]}, ["1", "1.0", "true"], ["1.5", "10"]),
     # Arrays.
     (
         {
@@ -551,7 +551,11 @@ def test_a_schema_accepts_its_texts_and_no_others(
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "#", "refers to itself without end"),
         ({"pattern": "a("}, "#/pattern", "position 1: missing '\\)'"),
         ({"pattern": 3}, "#/pattern", "must be a string"),
-        ({"items": [{}]}, "#/items", "spelled prefixItems"),
+        (
+            {"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [{}]},
+            "#/items",
+            "spelled prefixItems",
+        ),
         ({"prefixItems": []}, "#/prefixItems", "non-empty array"),
         ({"$schema": 3}, "#/$schema", "must be a string"),
         (3, "#", "a schema is an object or a boolean, got a number"),
@@ -582,46 +586,19 @@ def test_a_name_that_is_used_twice_in_a_schema_is_refused() -> None:
 @pytest.mark.parametrize(
     ("schema", "pointer", "feature"),
     [
-        ({"not": {"type": "null"}}, "#/not", "not"),
-        ({"if": {}, "then": {}}, "#/if", "if"),
         ({"type": "array", "uniqueItems": True}, "#/uniqueItems", "uniqueItems"),
-        ({"type": "array", "contains": {}}, "#/contains", "contains"),
-        ({"items": {"multipleOf": 5}}, "#/items/multipleOf", "multipleOf"),
-        ({"type": "object", "minProperties": 1}, "#/minProperties", "minProperties"),
-        ({"maxProperties": 1}, "#/maxProperties", "maxProperties"),
-        ({"propertyNames": {"maxLength": 3}}, "#/propertyNames", "propertyNames"),
-        ({"patternProperties": {"a": {}}}, "#/patternProperties", "patternProperties"),
-        (
-            {"properties": {"a/b": {"dependentSchemas": {"x": {}}}}},
-            "#/properties/a~1b/dependentSchemas",
-            "dependentSchemas",
-        ),
-        ({"dependentRequired": {"a": ["b"]}}, "#/dependentRequired", "dependentRequired"),
-        ({"unevaluatedProperties": False}, "#/unevaluatedProperties", "unevaluatedProperties"),
-        ({"unevaluatedItems": False}, "#/unevaluatedItems", "unevaluatedItems"),
-        ({"$dynamicRef": "#x"}, "#/$dynamicRef", "$dynamicRef"),
-        ({"nullable": True, "type": "string"}, "#/nullable", "nullable"),
-        ({"maxlength": 3}, "#/maxlength", "maxlength"),
+        ({"not": {"uniqueItems": True}}, "#/not/uniqueItems", "uniqueItems"),
         ({"format": "regex", "type": "string"}, "#/format", "format"),
         ({"$ref": "https://example.com/other"}, "#/$ref", "$ref"),
-        ({"$ref": "#anchor"}, "#/$ref", "$ref"),
-        ({"items": {"$id": "x"}}, "#/items/$id", "$id"),
-        ({"const": {"a": 1}, "properties": {"a": {"new": 1}}}, "#/properties/a/new", "new"),
-        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf", "oneOf"),
-        ({"pattern": "(?i)a"}, "#/pattern", "an inline flag such as '(?i)'"),
+        ({"items": {"$id": "x/y", "$ref": "z#/a"}}, "#/items/$ref", "$ref"),
+        ({"pattern": r"(a)\1"}, "#/pattern", "a back-reference '\\1'"),
         ({"$schema": "https://example.com/mine"}, "#/$schema", "$schema"),
-        ({"enum": [3], "multipleOf": 3}, "#/multipleOf", "multipleOf"),
-        (
-            {"const": {"a": []}, "properties": {"a": {"uniqueItems": True}}},
-            "#/properties/a/uniqueItems",
-            "uniqueItems",
-        ),
     ],
 )
 def test_what_is_not_enforced_is_refused_by_name_and_pointer(
     schema: Any, pointer: str, feature: str
 ) -> None:
-    with pytest.raises(UnsupportedGrammar, match=r"not supported|only where") as caught:
+    with pytest.raises(UnsupportedGrammar, match="supported") as caught:
         compiler.compile_json_schema(schema)
     assert caught.value.pointer == pointer
     assert caught.value.feature == feature
@@ -986,8 +963,9 @@ def test_a_large_enum_and_many_optional_properties_compile_to_little() -> None:
 
 
 def test_branches_that_multiply_are_refused_and_not_multiplied() -> None:
-    fork = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
-    schema = {"allOf": [fork for _ in range(40)]}
+    schema = {
+        "allOf": [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(40)]
+    }
     grammar_or_error: Any
     try:
         grammar_or_error = GrammarCompiler(

@@ -1,0 +1,48 @@
+"""Terms for the strings, and so for the names of members, that claims allow."""
+
+from __future__ import annotations
+
+from palmette.grammar.json_schema.logic import Conjunction, Logic
+from palmette.grammar.json_schema.rules import Values
+from palmette.grammar.json_schema.schemas import Key
+from palmette.grammar.json_schema.strings import StringRule
+from palmette.grammar.terms import Term
+
+
+class Languages:
+    """JSON strings, in every spelling, by rule and by key."""
+
+    def __init__(self, logic: Logic) -> None:
+        self._logic = logic
+        self._strings = logic.strings
+        self._store = logic.store
+        self.empty = self._store.empty
+
+    def term(self, rule: StringRule) -> Term:
+        """The strings of a rule."""
+        return self._strings.term(rule)
+
+    def narrowed(self, rule: StringRule, key: Key) -> Term:
+        """The strings of the rule that make every claim of the key true."""
+        if not key:
+            return self.term(rule)
+        cases = self._logic.conjunctions(key, "string")
+        terms = [self._case(rule, case) for case in cases]
+        return self._store.lexeme(self._store.alternation(terms))
+
+    def _case(self, rule: StringRule, case: Conjunction) -> Term:
+        for each in case:
+            if isinstance(each, StringRule):
+                rule &= each
+        lists = [each for each in case if isinstance(each, Values)]
+        if not lists:
+            return self.term(rule)
+        texts = [
+            text
+            for text in min(lists, key=lambda each: len(each.values)).values
+            if self._strings.holds(rule, text)
+            and all(self._logic.rule_holds(each, text) for each in lists)
+        ]
+        if not texts:
+            return self.empty
+        return self._strings.spelling.quoted(self._strings.texts(texts))

@@ -1,0 +1,185 @@
+"""From rules about objects to one shape: which members there may be, and with which values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar
+from palmette.grammar.json_schema.document import spell
+from palmette.grammar.json_schema.languages import Languages
+from palmette.grammar.json_schema.logic import Logic
+from palmette.grammar.json_schema.rules import Demand, ObjectRule, Pattern
+from palmette.grammar.json_schema.schemas import ANYTHING, NOTHING, Claim, Key, key_of
+from palmette.grammar.json_schema.strings import StringRule
+from palmette.grammar.structures import Counter, Member, Members, Names, Order, Part, Punctuation
+from palmette.grammar.terms import Kind, Term
+
+_MAX_DEMANDS = 8  # on one member
+_MAX_CLASSES = 512
+
+
+class Objects:
+    """Makes the shapes of objects."""
+
+    def __init__(
+        self, logic: Logic, languages: Languages, punctuation: Punctuation, order: Order
+    ) -> None:
+        self._logic = logic
+        self._languages = languages
+        self._punctuation = punctuation
+        self._order: Order = order
+
+    def shape(self, rules: Sequence[ObjectRule], pointer: str) -> Members[Key] | None:
+        """The objects that all rules allow; None if there are obviously none."""
+        logic = self._logic
+        demands = list(dict.fromkeys(demand for rule in rules for demand in rule.demands))
+        required = dict.fromkeys(name for rule in rules for name in rule.required)
+        declared = dict.fromkeys(name for rule in rules for name in rule.members)
+        declared.update(required)
+        members = []
+        for name in declared:
+            key = key_of(claim for rule in rules for claim in logic.claims_on(rule, name))
+            parts: tuple[Part[Key], ...] = ()
+            if key is not None:
+                met = [i for i, demand in enumerate(demands) if logic.is_met_by(demand, name)]
+                parts = tuple(kinds_of(key, [(i, demands[i].value) for i in met], pointer))
+            if parts:
+                members.append(Member(self._spelled(name, pointer), parts, name in required))
+            elif name in required:
+                return None
+        highs = [rule.high for rule in rules if rule.high is not None]
+        return Members(
+            punctuation=self._punctuation,
+            members=tuple(members),
+            names=tuple(self._undeclared(rules, demands, tuple(declared), pointer)),
+            counters=(Counter(1),) * len(demands),
+            min_members=max((rule.low for rule in rules), default=0),
+            max_members=min(highs, default=None),
+            order=self._order,
+        )
+
+    def _spelled(self, name: str, pointer: str) -> bytes:
+        store = self._logic.store
+        try:
+            text = spell(name)
+            return text if store.can_spell(text) else spell(name, escaped=True)
+        except UnicodeEncodeError as error:
+            raise InvalidGrammar(
+                "a lone surrogate in the name of a property", pointer=pointer
+            ) from error
+
+    def _undeclared(
+        self,
+        rules: Sequence[ObjectRule],
+        demands: Sequence[Demand],
+        declared: tuple[str, ...],
+        pointer: str,
+    ) -> Iterator[Names[Key]]:
+        """Classes of names that fall under the same claims."""
+        if any(rule.others is NOTHING and not rule.patterns for rule in rules):
+            return
+        forced = key_of(rule.names for rule in rules)
+        if forced is None:
+            return
+        for each in self._classes(rules, demands):
+            claims = [claim for rule in rules for claim in each.claims(rule)]
+            key = key_of(claims)
+            if key is None:
+                continue
+            met = [(i, d.value) for i, d in enumerate(demands) if each.is_met_by(d)]
+            parts = tuple(kinds_of(key, met, pointer))
+            if parts:
+                term = each.term(self._languages, declared, forced)
+                if term.kind != Kind.EMPTY:
+                    yield Names(term, parts)
+
+    def _classes(self, rules: Sequence[ObjectRule], demands: Sequence[Demand]) -> list[_NameClass]:
+        patterns: dict[str, Pattern] = {}
+        for rule in rules:
+            patterns.update((pattern[0], pattern) for pattern, _ in rule.patterns)
+        for demand in demands:
+            listed = [*demand.outside.patterns, *([demand.pattern] if demand.pattern else [])]
+            patterns.update((pattern[0], pattern) for pattern in listed)
+        classes = [_NameClass()]
+        for pattern in patterns.values():
+            classes = [
+                part
+                for each in classes
+                for part in each.divided(pattern)
+                if self._languages.term(part.rule).kind != Kind.EMPTY
+            ]
+            self._check(len(classes))
+        names = dict.fromkeys(demand.name for demand in demands if demand.name is not ANYTHING)
+        for claim in names:
+            classes = [part for each in classes for part in each.divided_by_claim(claim)]
+            self._check(len(classes))
+        return classes
+
+    def _check(self, num_classes: int) -> None:
+        if num_classes > _MAX_CLASSES:
+            raise GrammarTooComplex(f"patterns that divide names into more than {_MAX_CLASSES}")
+
+
+class _NameClass(NamedTuple):
+    """Names that match some patterns and none of others, and make some claims true."""
+
+    rule: StringRule = StringRule()
+    claims_on_name: tuple[Claim, ...] = ()
+
+    def divided(self, pattern: Pattern) -> tuple[_NameClass, _NameClass]:
+        inside = self.rule & StringRule(patterns=(pattern,))
+        outside = self.rule & StringRule(excluded_patterns=(pattern,))
+        return (
+            _NameClass(inside, self.claims_on_name),
+            _NameClass(outside, self.claims_on_name),
+        )
+
+    def divided_by_claim(self, claim: Claim) -> tuple[_NameClass, _NameClass]:
+        return (
+            _NameClass(self.rule, (*self.claims_on_name, claim)),
+            _NameClass(self.rule, (*self.claims_on_name, claim.opposite)),
+        )
+
+    def _matches(self, pattern: Pattern) -> bool:
+        return any(pattern[0] == each for each, _ in self.rule.patterns)
+
+    def claims(self, rule: ObjectRule) -> list[Claim]:
+        """What the rule says of the values of undeclared members with such names."""
+        matched = [claim for pattern, claim in rule.patterns if self._matches(pattern)]
+        return matched or [rule.others]
+
+    def is_met_by(self, demand: Demand) -> bool:
+        """Whether a member with such a name may be the one demanded."""
+        if demand.pattern is not None and not self._matches(demand.pattern):
+            return False
+        if any(self._matches(pattern) for pattern in demand.outside.patterns):
+            return False
+        return demand.name is ANYTHING or demand.name in self.claims_on_name
+
+    def term(self, languages: Languages, declared: tuple[str, ...], forced: Key) -> Term:
+        """The names as JSON strings, without the declared ones; perhaps none."""
+        rule = self.rule & StringRule(excluded=declared)
+        key = key_of((*forced, *self.claims_on_name))
+        return languages.empty if key is None else languages.narrowed(rule, key)
+
+
+def kinds_of(key: Key, counted: Sequence[tuple[int, Claim]], pointer: str) -> Iterator[Part[Key]]:
+    """The kinds of values at a place, told apart by which of the counted claims they make true."""
+    if len(counted) > _MAX_DEMANDS:
+        raise GrammarTooComplex(
+            f"more than {_MAX_DEMANDS} things to count about one place", pointer=pointer
+        )
+    kinds: list[tuple[Key, tuple[int, ...]]] = [(key, ())]
+    for index, claim in counted:
+        divided: list[tuple[Key, tuple[int, ...]]] = []
+        for known, counters in kinds:
+            inside = key_of((*known, claim))
+            outside = key_of((*known, claim.opposite))
+            if inside is not None:
+                divided.append((inside, (*counters, index)))
+            if outside is not None:
+                divided.append((outside, counters))
+        kinds = divided
+    for known, counters in kinds:
+        yield Part(known, counters)

@@ -1,0 +1,116 @@
+"""What may be said of the values of one type, once references and combinators are seen to.
+
+Numbers and strings have rules of their own (`NumberRule`, `StringRule`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from palmette.grammar.json_schema.document import Json, identity
+from palmette.grammar.json_schema.numbers import NumberRule
+from palmette.grammar.json_schema.schemas import ANYTHING, Claim
+from palmette.grammar.json_schema.strings import StringRule
+
+# A regular expression, and the pointer to where it stands.
+Pattern = tuple[str, str]
+
+
+class Values:
+    """The value is one of these."""
+
+    __slots__ = ("identities", "values")
+
+    def __init__(self, values: Iterable[Json]) -> None:
+        distinct = {identity(value): value for value in values}
+        self.values = tuple(distinct.values())
+        self.identities = frozenset(distinct)
+
+
+class Outside(NamedTuple):
+    """The names that are none of `names` and match none of `patterns`."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[Pattern, ...] = ()
+
+
+class Demand(NamedTuple):
+    """There is a member whose value makes `value` true, and whose name all of the rest."""
+
+    value: Claim
+    pattern: Pattern | None = None
+    outside: Outside = Outside()
+    name: Claim = ANYTHING
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ObjectRule:
+    """What one place says of an object."""
+
+    members: Mapping[str, Claim] = field(default_factory=dict)
+    patterns: tuple[tuple[Pattern, Claim], ...] = ()
+    others: Claim = ANYTHING  # of members in neither
+    names: Claim = ANYTHING  # of the names, as strings
+    required: tuple[str, ...] = ()
+    low: int = 0
+    high: int | None = None
+    demands: tuple[Demand, ...] = ()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (
+            self.members
+            or self.patterns
+            or self.required
+            or self.low
+            or self.demands
+            or self.high is not None
+            or self.others is not ANYTHING
+            or self.names is not ANYTHING
+        )
+
+    @property
+    def outside(self) -> Outside:
+        """The names that `others` speaks of."""
+        return Outside(frozenset(self.members), tuple(pattern for pattern, _ in self.patterns))
+
+
+class Count(NamedTuple):
+    """How many items from place `start` on make the claim true."""
+
+    claim: Claim
+    low: int = 0
+    high: int | None = None
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ArrayRule:
+    """What one place says of an array."""
+
+    prefix: tuple[Claim, ...] = ()
+    rest: Claim = ANYTHING
+    low: int = 0
+    high: int | None = None
+    counts: tuple[Count, ...] = ()
+    unique: str | None = None  # no two items are equal, says the keyword at this pointer
+
+    @property
+    def is_idle(self) -> bool:
+        return not (
+            self.prefix
+            or self.low
+            or self.counts
+            or self.unique
+            or self.high is not None
+            or self.rest is not ANYTHING
+        )
+
+    def at(self, index: int) -> Claim:
+        """What it says of the item at a place."""
+        return self.prefix[index] if index < len(self.prefix) else self.rest
+
+
+Rule = Values | NumberRule | StringRule | ObjectRule | ArrayRule

@@ -1,0 +1,329 @@
+"""Subschemas and claims about them: that one holds, or that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from palmette.grammar.errors import InvalidGrammar
+from palmette.grammar.json_schema.document import Document, Json, describe, escape_token, identity
+from palmette.grammar.json_schema.keywords import (
+    ALL_TYPES,
+    ANNOTATIONS,
+    LISTS,
+    MAPS,
+    SINGLE,
+    TYPE_NAMES,
+    UNDECLARED,
+    Dialect,
+    Type,
+)
+
+# Schemas of up to so many levels and parts are compared, and equal ones are one.
+_COMPARED_DEPTH = 4
+_COMPARED_PARTS = 64
+_SYNTHETIC = ""  # begins the scope of what no document has
+
+
+class Schema:
+    """One subschema, entered through the resources in `scope` (empty if that cannot matter)."""
+
+    __slots__ = ("claim", "dialect", "formulas", "is_open", "pointer", "scope", "types", "value")
+
+    def __init__(
+        self, pointer: str, value: dict[str, Json], scope: tuple[str, ...], dialect: Dialect
+    ) -> None:
+        self.pointer = pointer
+        self.value = value
+        self.scope = scope
+        self.dialect = dialect
+        self.types = _types(self)  # the names that `type` allows; None: all
+        self.claim = Claim(self, True)
+        # For `Logic`: formulas by type and polarity, and those that are being worked out.
+        self.formulas: dict[tuple[Type, bool], object] = {}
+        self.is_open: dict[tuple[Type, bool], int] = {}
+
+    def has(self, keyword: str) -> bool:
+        """Whether the keyword is there, and one of the dialect's."""
+        return keyword in self.value and keyword in self.dialect.keywords
+
+    def get(self, keyword: str) -> Json:
+        """The keyword's value, or None if it is not there or none of the dialect's."""
+        return self.value.get(keyword) if keyword in self.dialect.keywords else None
+
+    def where(self, *tokens: str | int) -> str:
+        """The pointer of a part."""
+        return "/".join((self.pointer, *(escape_token(str(token)) for token in tokens)))
+
+
+class Claim:
+    """That a schema holds for a value, or that it does not. Equal claims are the same object."""
+
+    __slots__ = ("holds", "opposite", "schema")
+
+    def __init__(self, schema: Schema, holds: bool, opposite: Claim | None = None) -> None:
+        self.schema = schema
+        self.holds = holds
+        self.opposite: Claim = opposite or Claim(schema, not holds, self)
+
+    def __repr__(self) -> str:
+        if self is ANYTHING:
+            return "anything"
+        if self is NOTHING:
+            return "nothing"
+        return self.schema.pointer if self.holds else f"not {self.schema.pointer}"
+
+
+# Claims that all apply to one value, in the order in which they were met.
+Key = tuple[Claim, ...]
+
+
+def key_of(claims: Iterable[Claim]) -> Key | None:
+    """The claims without repetitions; None if they obviously contradict each other."""
+    kept: dict[Claim, None] = {}
+    for claim in claims:
+        if claim is NOTHING or claim.opposite in kept:
+            return None
+        if claim is not ANYTHING:
+            kept[claim] = None
+    return tuple(kept)
+
+
+class Schemas:
+    """The subschemas of a document, each made when it is first needed."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.notes: dict[str, None] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], Claim] = {}
+        self._equal: dict[object, Claim] = {}
+        self._constants: dict[object, Claim] = {}
+        self._is_dynamic = document.is_dynamic
+
+    def root(self) -> Claim:
+        """That the whole schema holds."""
+        scope = self._entered((), "#")
+        return self._claim("#", self.document.root, scope, self.document.resource_of("#").dialect)
+
+    def below(self, schema: Schema, *tokens: str | int) -> Claim:
+        """That the subschema in a part of `schema` holds."""
+        value: Json = schema.value
+        for token in tokens:
+            value = value[token]
+        pointer = schema.where(*tokens)
+        if schema.scope[:1] == (_SYNTHETIC,):
+            return self._claim(pointer, value, schema.scope, schema.dialect)
+        resource = self.document.resource_of(pointer)
+        scope = self._entered(schema.scope, resource.pointer)
+        return self._claim(pointer, value, scope, resource.dialect)
+
+    def referred(self, schema: Schema, keyword: str) -> Claim:
+        """That the schema holds which a `$ref` or the like leads to."""
+        return self._at(self._target(schema, keyword), schema.scope)
+
+    def constant(self, value: Json, pointer: str) -> Claim:
+        """That a value equals this one."""
+        same = identity(value)
+        claim = self._constants.get(same)
+        if claim is None:
+            schema = Schema(pointer, _structure(value), self._new_scope(), UNDECLARED)
+            claim = self._constants[same] = schema.claim
+        return claim
+
+    def any_of(self, claims: Iterable[Claim], pointer: str) -> Claim:
+        """That one of the claims holds."""
+        listed = list(dict.fromkeys(claim for claim in claims if claim is not NOTHING))
+        if ANYTHING in listed:
+            return ANYTHING
+        if len(listed) < 2:
+            return listed[0] if listed else NOTHING
+        key = ("any of", *listed)
+        claim = self._constants.get(key)
+        if claim is None:
+            schema = Schema(pointer, {"anyOf": listed}, self._new_scope(), UNDECLARED)
+            claim = self._constants[key] = schema.claim
+        return claim
+
+    def _new_scope(self) -> tuple[str, ...]:
+        return (_SYNTHETIC, str(len(self._constants)))
+
+    def _target(self, schema: Schema, keyword: str) -> str:
+        reference = schema.value[keyword]
+        if keyword == "$ref":
+            return self.document.resolve(reference, schema.pointer)
+        return self.document.resolve_dynamic(reference, schema.pointer, schema.scope, keyword)
+
+    def _at(self, pointer: str, scope: tuple[str, ...]) -> Claim:
+        resource = self.document.resource_of(pointer)
+        return self._claim(
+            pointer,
+            self.document.at(pointer),
+            self._entered(scope, resource.pointer),
+            resource.dialect,
+        )
+
+    def _entered(self, scope: tuple[str, ...], resource: str) -> tuple[str, ...]:
+        if not self._is_dynamic or resource in scope:
+            return scope
+        return (*scope, resource)
+
+    def _claim(self, pointer: str, value: Json, scope: tuple[str, ...], dialect: Dialect) -> Claim:
+        if value is True:
+            return ANYTHING
+        if value is False:
+            return NOTHING
+        if isinstance(value, Claim):  # part of a schema that was put together
+            return value
+        if not isinstance(value, dict):
+            raise InvalidGrammar(
+                f"a schema is an object or a boolean, got {describe(value)}", pointer=pointer
+            )
+        claim = self._known.get((pointer, scope))
+        if claim is None:
+            claim = self._made(pointer, value, scope, dialect)
+            self._known[pointer, scope] = claim
+        return claim
+
+    def _made(
+        self, pointer: str, value: dict[str, Json], scope: tuple[str, ...], dialect: Dialect
+    ) -> Claim:
+        self._note_unknown(pointer, value, dialect)
+        relevant = [keyword for keyword in value if keyword in dialect.keywords]
+        if not relevant:
+            return ANYTHING
+        if relevant == ["$ref"] or (dialect.is_ref_alone and "$ref" in value):
+            return self._followed(Schema(pointer, value, scope, dialect))
+        comparable = scope if scope[:1] != (_SYNTHETIC,) else (_SYNTHETIC,)
+        content = (dialect.name, comparable, _content(value, dialect, [_COMPARED_PARTS]))
+        if content[2] is None:
+            return Schema(pointer, value, scope, dialect).claim
+        claim = self._equal.get(content)
+        if claim is None:
+            claim = self._equal[content] = Schema(pointer, value, scope, dialect).claim
+        return claim
+
+    def _followed(self, schema: Schema) -> Claim:
+        """Where a schema leads that is nothing but a reference."""
+        seen = {schema.pointer}
+        while True:
+            target = self._target(schema, "$ref")
+            if target in seen:
+                raise InvalidGrammar("the schema refers to itself without end", pointer=target)
+            seen.add(target)
+            value = self.document.at(target)
+            resource = self.document.resource_of(target)
+            scope = self._entered(schema.scope, resource.pointer)
+            dialect = resource.dialect
+            is_reference = isinstance(value, dict) and (
+                [keyword for keyword in value if keyword in dialect.keywords] == ["$ref"]
+                or (dialect.is_ref_alone and "$ref" in value)
+            )
+            if not is_reference:
+                return self._claim(target, value, scope, dialect)
+            schema = Schema(target, value, scope, dialect)
+
+    def _note_unknown(self, pointer: str, value: dict[str, Json], dialect: Dialect) -> None:
+        for keyword in value:
+            if (
+                keyword not in dialect.keywords
+                and keyword not in ANNOTATIONS
+                and not keyword.startswith("x-")
+            ):
+                self.notes[
+                    f"{pointer}/{escape_token(keyword)}: the keyword {keyword!r} is unknown in "
+                    f"{dialect.name} and constrains nothing"
+                ] = None
+
+
+def _types(schema: Schema) -> frozenset[str] | None:
+    if "type" not in schema.value:
+        return None
+    named = schema.value["type"]
+    listed = named if isinstance(named, list) else [named]
+    for name in listed:
+        if not isinstance(name, str) or name not in TYPE_NAMES:
+            shown = repr(name) if isinstance(name, str) else describe(name)
+            raise InvalidGrammar(f"unknown type {shown}", pointer=schema.where("type"))
+    if not listed:
+        raise InvalidGrammar("the list of types is empty", pointer=schema.where("type"))
+    if schema.get("nullable") is True:
+        listed = [*listed, "null"]
+    return frozenset(listed)
+
+
+def _structure(value: Json) -> dict[str, Json]:
+    """A schema for one value, whose containers are spelled out part by part."""
+    if isinstance(value, list):
+        items = [_structure(each) for each in value]
+        count = len(items)
+        listed = {"prefixItems": items} if items else {}
+        return {"type": "array", **listed, "minItems": count, "maxItems": count}
+    if isinstance(value, dict):
+        return {
+            "type": "object",
+            "properties": {name: _structure(each) for name, each in value.items()},
+            "required": list(value),
+            "additionalProperties": False,
+        }
+    return {"const": value}
+
+
+def _content(value: dict[str, Json], dialect: Dialect, parts: list[int], depth: int = 0) -> object:
+    """Something hashable that is equal for schemas that say the same in the same order.
+
+    None if the schema is too large, or where it stands matters to what it says.
+    """
+    if depth > _COMPARED_DEPTH:
+        return None
+    found: list[object] = []
+    for keyword, each in value.items():
+        if keyword not in dialect.keywords:
+            if keyword in ("$id", "id", "$schema", "$anchor", "$dynamicAnchor"):
+                return None
+            continue
+        parts[0] -= 1
+        if parts[0] < 0 or (keyword[0] == "$" and keyword != "$ref"):
+            return None
+        content: object
+        if keyword in SINGLE and isinstance(each, dict):
+            content = _content(each, dialect, parts, depth + 1)
+        elif keyword in LISTS and isinstance(each, list):
+            content = _all_content(each, dialect, parts, depth)
+        elif keyword in MAPS and isinstance(each, dict):
+            inner = _all_content(list(each.values()), dialect, parts, depth)
+            content = None if inner is None else (tuple(each), inner)
+        else:
+            if isinstance(each, (list, dict)):
+                parts[0] -= len(each)
+                if parts[0] < 0:
+                    return None
+                if isinstance(each, dict):  # its order may matter
+                    each = [*each.items()]
+                    each = [[name, one] for name, one in each]
+            content = ("value", identity(each))
+        if content is None:
+            return None
+        found.append((keyword, content))
+    return tuple(found)
+
+
+def _all_content(
+    schemas: list[Json], dialect: Dialect, parts: list[int], depth: int
+) -> tuple[object, ...] | None:
+    found: list[object] = []
+    for each in schemas:
+        parts[0] -= 1
+        content = (
+            _content(each, dialect, parts, depth + 1)
+            if isinstance(each, dict)
+            else ("value", identity(each))
+        )
+        if content is None or parts[0] < 0:
+            return None
+        found.append(content)
+    return tuple(found)
+
+
+ANYTHING: Claim = Schema("#", {}, (_SYNTHETIC,), UNDECLARED).claim
+NOTHING: Claim = ANYTHING.opposite
+
+__all__ = ["ALL_TYPES", "ANYTHING", "NOTHING", "Claim", "Key", "Schema", "Schemas", "key_of"]
