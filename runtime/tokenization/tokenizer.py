@@ -178,6 +178,15 @@ class LoadedTokenizer:
             )
         return self._bytes[token_id]
 
+    @property
+    def serialized(self) -> str:
+        """The vocabulary and its merges as JSON of the tokenizers library, for others that read it.
+
+        It finds control tokens in any text, and does not check what it encodes.
+        """
+        text: str = self._backend.to_str()
+        return text
+
     def all_token_bytes(self) -> list[bytes]:
         """`token_bytes` of every id, in order: a list of length `vocab_size`."""
         return list(self._bytes)
