@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 from palmette.grammar.codepoints import ANY
-from palmette.grammar.errors import UnsupportedGrammar
-from palmette.grammar.regex.parser import (
+from palmette.grammar.regex.machine import (
+    Context,
+    Contexts,
+    Machine,
+    machine_of,
+    machine_term,
+)
+from palmette.grammar.regex.nodes import (
     Begin,
     Characters,
     Choice,
     End,
     LookAhead,
+    LookBehind,
     Node,
     Repeat,
     Sequence,
+    asserts,
+    children,
 )
 from palmette.grammar.spelling import Spelling
 from palmette.grammar.terms import Term
@@ -22,112 +31,196 @@ from palmette.grammar.terms import Term
 
 def full_match(node: Node, spelling: Spelling) -> Term:
     """The texts that the expression matches as a whole."""
-    return _Translator(spelling).full_match(node)
+    if not asserts(node):
+        return _plain(node, spelling)
+    if _repeats_assertions(node):
+        return machine_term(machine_of(node, spelling.store.spend), spelling)
+    return _Asserting(node, spelling).full_match()
 
 
 def search(node: Node, spelling: Spelling) -> Term:
     """The texts in which the expression matches somewhere."""
-    return _Translator(spelling).search(node)
+    store = spelling.store
+    if not asserts(node):
+        anything = store.repeat(spelling.one_of(ANY), 0, None)
+        return store.sequence(anything, _plain(node, spelling), anything)
+    if _repeats_assertions(node):
+        anywhere = Repeat(Characters(ANY), 0, None)
+        return full_match(Sequence((anywhere, node, anywhere)), spelling)
+    return _Asserting(node, spelling).search()
 
 
-class _After(NamedTuple):
-    """What follows: if nothing of the text has been consumed yet, and otherwise.
+def _plain(node: Node, spelling: Spelling) -> Term:
+    """A node without assertions, on its own."""
+    store = spelling.store
+    if isinstance(node, Characters):
+        return spelling.one_of(node.set)
+    if isinstance(node, Sequence):
+        return store.sequence(*(_plain(item, spelling) for item in node.items))
+    if isinstance(node, Choice):
+        return store.alternation(_plain(item, spelling) for item in node.items)
+    assert isinstance(node, Repeat)
+    return store.repeat(_plain(node.item, spelling), node.low, node.high)
 
-    Assertions look at what stands on both sides of them. What is before matters only in being
-    nothing or something; what is after is known when translating from the end.
+
+# What follows a place, for each of the contexts in which that may be.
+_After = dict[Context, Term]
+
+
+class _Asserting:
+    """An expression with assertions, but none inside a repetition.
+
+    An assertion looks at what stands on both sides of it. Of what is before, only the context
+    matters; what is after is known when translating from the end.
     """
 
-    at_start: Term
-    inside: Term
-
-
-class _Translator:
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, node: Node, spelling: Spelling) -> None:
+        self._node = node
         self._spelling = spelling
         self._store = spelling.store
+        self._contexts = Contexts(node, self._store.spend)
+        self._all = self._contexts.reachable()
         self._anything = self._store.repeat(spelling.one_of(ANY), 0, None)
+        self._known_leads: dict[tuple[Context, frozenset[Context]], Term] = {}
 
-    def full_match(self, node: Node) -> Term:
-        if not _asserts(node):
-            return self._plain(node)
-        return self._followed(node, _After(self._store.epsilon, self._store.epsilon)).at_start
+    def full_match(self) -> Term:
+        epsilon = self._store.epsilon
+        return self._followed(self._node, dict.fromkeys(self._all, epsilon))[self._contexts.start]
 
-    def search(self, node: Node) -> Term:
-        store = self._store
-        if not _asserts(node):
-            return store.sequence(self._anything, self._plain(node), self._anything)
-        found = self._followed(node, _After(self._anything, self._anything))
-        before = store.repeat(self._spelling.one_of(ANY), 1, None)
-        return store.alternation((found.at_start, store.sequence(before, found.inside)))
-
-    def _plain(self, node: Node) -> Term:
-        """A node without assertions, on its own."""
-        store = self._store
-        if isinstance(node, Characters):
-            return self._spelling.one_of(node.set)
-        if isinstance(node, Sequence):
-            return store.sequence(*(self._plain(item) for item in node.items))
-        if isinstance(node, Choice):
-            return store.alternation(self._plain(item) for item in node.items)
-        assert isinstance(node, Repeat)
-        return store.repeat(self._plain(node.item), node.low, node.high)
+    def search(self) -> Term:
+        found = self._followed(self._node, dict.fromkeys(self._all, self._anything))
+        return self._led(self._anything, found)[self._contexts.start]
 
     def _followed(self, node: Node, after: _After) -> _After:
         """The node and all that follows it."""
         store = self._store
-        if not _asserts(node):
-            return self._plain_followed(node, after)
+        if isinstance(node, Characters):
+            return self._one_followed(node, after)
+        if not asserts(node):
+            return self._led(_plain(node, self._spelling), after)
         if isinstance(node, Sequence):
             for item in reversed(node.items):
                 after = self._followed(item, after)
             return after
         if isinstance(node, Choice):
             branches = [self._followed(item, after) for item in node.items]
-            return _After(
-                store.alternation(branch.at_start for branch in branches),
-                store.alternation(branch.inside for branch in branches),
-            )
-        if isinstance(node, Begin):
-            return _After(after.at_start, store.empty)
+            return self._each(lambda c: store.alternation(branch[c] for branch in branches))
+        if isinstance(node, (Begin, LookBehind)):
+            holds = self._contexts.holds
+            return self._each(lambda c: after[c] if holds(node, c) else store.empty)
         if isinstance(node, End):
-            return _After(*(store.epsilon if term.nullable else store.empty for term in after))
+            return self._each(lambda c: store.epsilon if after[c].nullable else store.empty)
         if isinstance(node, LookAhead):
-            ahead = self._followed(node.item, _After(self._anything, self._anything))
+            ahead = self._followed(node.item, dict.fromkeys(self._all, self._anything))
             if node.is_negative:
-                ahead = _After(*(store.complement(term) for term in ahead))
-            return _After(*(store.both(*pair) for pair in zip(ahead, after, strict=True)))
+                ahead = self._each(lambda c, seen=ahead: store.complement(seen[c]))  # type: ignore[misc]
+            return self._each(lambda c: store.both(ahead[c], after[c]))
         assert isinstance(node, Repeat)
-        return self._repeat_followed(node, after)
-
-    def _plain_followed(self, node: Node, after: _After) -> _After:
-        store = self._store
-        term = self._plain(node)
-        inside = store.sequence(term, after.inside)
-        if not term.nullable or after.at_start is after.inside:
-            return _After(inside, inside)
-        something = store.both(term, store.complement(store.epsilon))
-        consumed = store.sequence(something, after.inside)
-        return _After(store.alternation((after.at_start, consumed)), inside)
-
-    def _repeat_followed(self, node: Repeat, after: _After) -> _After:
-        if node.high is None or node.high > 1:
-            raise UnsupportedGrammar(
-                "an anchor or lookahead inside a repetition is not supported",
-                feature="an anchor or lookahead inside a repetition",
-            )
         if node.high == 0:
             return after
         once = self._followed(node.item, after)
         if node.low == 1:
             return once
+        return self._each(lambda c: store.alternation((once[c], after[c])))
+
+    def _each(self, term: Callable[[Context], Term]) -> _After:
+        return {context: term(context) for context in self._all}
+
+    def _one_followed(self, node: Characters, after: _After) -> _After:
+        contexts, store = self._contexts, self._store
+        if contexts.inside is not None:
+            term = store.sequence(self._spelling.one_of(node.set), after[contexts.inside])
+            return dict.fromkeys(self._all, term)
+        classes = contexts.alphabet.classes_in(node.set)
+
+        def follow(context: Context) -> Term:
+            leading: dict[Term, list[int]] = {}
+            for c in classes:
+                leading.setdefault(after[contexts.after(context, c)], []).append(c)
+            return store.alternation(
+                store.sequence(self._spelling.one_of(contexts.alphabet.characters(each)), rest)
+                for rest, each in leading.items()
+            )
+
+        return self._each(follow)
+
+    def _led(self, term: Term, after: _After) -> _After:
+        """A term without assertions, and what follows it in the contexts it leads to."""
         store = self._store
-        return _After(*(store.alternation(pair) for pair in zip(once, after, strict=True)))
+        groups: dict[Term, set[Context]] = {}
+        for context, rest in after.items():
+            groups.setdefault(rest, set()).add(context)
+        if len(groups) == 1:
+            return self._each(lambda c: store.sequence(term, after[c]))
+        return self._each(
+            lambda c: store.alternation(
+                store.sequence(self._leading(term, c, frozenset(group)), rest)
+                for rest, group in groups.items()
+                if rest is not store.empty
+            )
+        )
+
+    def _leading(self, term: Term, context: Context, group: frozenset[Context]) -> Term:
+        """What of the term leads from the context to one of the group."""
+        store = self._store
+        ends_here = context in group
+        if term.kind == store.epsilon.kind:
+            return term if ends_here else store.empty
+        reached = self._reached(context)
+        if reached <= group:
+            if ends_here or not term.nullable:
+                return term
+            return store.both(term, store.complement(store.epsilon))
+        if not reached & group:
+            return store.epsilon if ends_here and term.nullable else store.empty
+        key = (context, group)
+        leads = self._known_leads.get(key)
+        if leads is None:
+            leads = self._known_leads[key] = machine_term(
+                self._leads(context, group), self._spelling
+            )
+        return store.both(term, leads)
+
+    def _reached(self, context: Context) -> set[Context]:
+        """The contexts after one or more characters."""
+        contexts = self._contexts
+        if contexts.inside is not None:
+            return {contexts.inside}
+        seen: dict[Context, None] = {}
+        pending = [context]
+        for here in pending:  # grows on the way
+            for c in range(len(contexts.alphabet)):
+                after = contexts.after(here, c)
+                if after not in seen:
+                    seen[after] = None
+                    pending.append(after)
+        return set(seen)
+
+    def _leads(self, context: Context, group: frozenset[Context]) -> Machine:
+        """The texts that lead from the context to one of the group."""
+        contexts = self._contexts
+        numbers = {context: 0}
+        pending = [context]
+        machine = Machine([], [])
+        for here in pending:  # grows on the way
+            machine.accepting.append(here in group)
+            classes: dict[int, list[int]] = {}
+            for c in range(len(contexts.alphabet)):
+                after = contexts.after(here, c)
+                if after not in numbers:
+                    numbers[after] = len(numbers)
+                    pending.append(after)
+                classes.setdefault(numbers[after], []).append(c)
+            machine.moves.append(
+                [(contexts.alphabet.characters(each), after) for after, each in classes.items()]
+            )
+        return machine
 
 
-def _asserts(node: Node) -> bool:
-    """Whether there is an anchor or a lookahead in it."""
-    if isinstance(node, (Sequence, Choice)):
-        return any(_asserts(item) for item in node.items)
-    if isinstance(node, Repeat):
-        return _asserts(node.item)
-    return isinstance(node, (Begin, End, LookAhead))
+def _repeats_assertions(node: Node) -> bool:
+    """Whether an assertion may be asked for more than once in a row."""
+    if isinstance(node, Repeat) and (node.high is None or node.high > 1) and asserts(node):
+        return True
+    if isinstance(node, LookBehind):
+        return False  # an automaton anyway
+    return any(map(_repeats_assertions, children(node)))
