@@ -15,6 +15,7 @@ instances, to accept it and compute the next mask; and the same once more on a s
 compared over the schemas that all engines compile: once without outlines-core, which compiles few,
 and once with it.
 
+ours is carried by the C++ extension where it was built, ours-python by the machine in Python.
 xgrammar is asked for what the schema says (strict_mode=False); xgrammar-strict, which is its
 default, forbids all properties and items that are not declared, a smaller language that is quicker
 to compile; xgrammar-dynamic compiles parts of a grammar when they are needed. Engines that are not
@@ -28,6 +29,7 @@ import json
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +42,7 @@ from benchmarks.grammar import tables
 from benchmarks.grammar.cases import Case, read_schemas, read_suite
 from benchmarks.grammar.engines import DEFAULT_ENGINES, MAKERS, Order, Tokens, version_of
 from benchmarks.grammar.figures import Jumps, Record, Scores, Speed, common
-from benchmarks.grammar.measure import Task
+from benchmarks.grammar.measure import COMPILED, FAILED, RIGHT, Task
 from benchmarks.grammar.workers import Worker
 from palmette.runtime.loading.registry import resolve_model
 from palmette.runtime.tokenization import ByteTokenizer, LoadedTokenizer, load_tokenizer
@@ -77,7 +79,7 @@ class Bench:
                 name,
                 MAKERS[name],
                 self.tokens,
-                order if name == "ours" else "declared",
+                order if name.startswith("ours") else "declared",
                 self._timeout,
             )
             for name in self.engines
@@ -137,6 +139,25 @@ def report(console: Console, records: Sequence[Record], bench: Bench) -> None:
     console.print(tables.memory_table(records, bench.base_bytes))
     if ways := ways_of(records, engines):
         console.print(tables.jump_table(records, ways))
+
+
+def show_faults(console: Console, records: Sequence[Record], engines: Sequence[str]) -> None:
+    """Print each wrong answer of these engines, and how often which refusal came."""
+    for engine in engines:
+        reasons: Counter[str] = Counter()
+        console.print(f"\n{engine}: wrong answers", markup=False)
+        for record in records:
+            result = record.results[engine]
+            if result.outcome != COMPILED:
+                reasons[f"{result.outcome}: {result.message}"] += 1
+            for instance, verdict in zip(record.case.instances, result.verdicts, strict=False):
+                if verdict != RIGHT:
+                    why = f" ({result.message})" if verdict == FAILED else ""
+                    text = f"  {record.case.family}, {record.case.name}: {verdict}{why}: "
+                    console.print(text + instance.text[:200], markup=False, highlight=False)
+        console.print(f"{engine}: not compiled", markup=False)
+        for reason, count in reasons.most_common():
+            console.print(f"  {count} {reason}", markup=False, highlight=False)
 
 
 def ways_of(records: Sequence[Record], engines: Sequence[str]) -> dict[str, Sequence[str]]:
@@ -216,10 +237,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="the same for the suite, whose instances are not in declared order",
     )
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds for one schema")
+    parser.add_argument(
+        "--faults",
+        type=_engines,
+        default=[],
+        help="engines, joined by commas, whose wrong answers and refusals are listed one by one",
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     args = parser.parse_args(argv)
     if args.data is None and args.suite is None:
         parser.error("--data or --suite is needed")
+    if not set(args.faults) <= set(args.engines):
+        parser.error("--faults names an engine that is not among --engines")
     return args
 
 
@@ -246,6 +275,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in [name for name, found in versions.items() if found is None]:
         console.print(f"{name} is not installed and left out")
         del versions[name]
+    args.faults = [name for name in args.faults if name in versions]
     if not versions:
         raise SystemExit("none of the engines is installed")
     bench = Bench(tokenizer_of(args.tokenizer), list(versions), args.timeout)
@@ -260,11 +290,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         records = bench.run(cases, "schemas", order=args.order, with_times=True)
         report(console, records, bench)
         told["data"] = {"order": args.order, **as_dict(records, bench.engines)}
+        show_faults(console, records, args.faults)
     if args.suite is not None and not bench.is_interrupted:
         cases = read_suite(args.suite)[:: args.every]
         records = bench.run(cases, "suite", order=args.suite_order, with_times=False)
         for table in tables.suite_tables(records, bench.engines):
             console.print(table)
+        show_faults(console, records, args.faults)
         told["suite"] = {"order": args.suite_order, **as_dict(records, bench.engines)}
     if bench.is_interrupted:
         console.print("interrupted: the figures are of what was done until then")

@@ -54,7 +54,8 @@ class Engine(Protocol):
     """An engine over one vocabulary."""
 
     # Ways to find what is forced. "tokens": tokens that the engine names; "bytes": tokens that lie
-    # within the bytes it names.
+    # within the bytes it names, whether or not what follows could be joined to the last of them;
+    # "canonical": tokens that the tokenizer would choose whatever follows, as our engine jumps.
     ways: tuple[str, ...]
 
     def compile(self, schema: str) -> Any:
@@ -63,32 +64,68 @@ class Engine(Protocol):
 
     def start(self, compiled: Any) -> Session: ...
 
+    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
+        """Tokens of a valid text that need no look at the model, since the engine forces them."""
+        ...
+
 
 class Ours:
-    """Palmette."""
+    """Palmette, by the machine of that name or else the faster one that there is."""
 
-    def __init__(self, tokens: Tokens, order: Order = "declared") -> None:
-        from palmette.grammar import GrammarCompiler, Matcher, Vocabulary
+    def __init__(
+        self,
+        tokens: Tokens,
+        order: Order = "declared",
+        *,
+        machine: Literal["native", "python"] | None = None,
+    ) -> None:
+        from palmette.grammar import GrammarCompiler, Vocabulary
+        from palmette.grammar.jump import Spelling
 
-        self._tokens = tokens
-        self._compiler: Any = GrammarCompiler(Vocabulary(tokens.token_bytes, tokens.stop_token_ids))
+        vocabulary = Vocabulary(tokens.token_bytes, tokens.stop_token_ids)
+        self._compiler: Any = GrammarCompiler(vocabulary, machine=machine)
         self._options = {} if order == "declared" else {"order": order}
-        self.ways: tuple[str, ...] = ("tokens",)
-        if hasattr(Matcher, "forced_bytes"):
-            self.ways = ("tokens", "bytes")
-        self._row = np.zeros(len(tokens.token_bytes), np.bool_)
+        self._spelling = Spelling(vocabulary, _encoder(tokens))
+        self._token_bytes = tokens.token_bytes
+        self._row: Any = np.zeros(-(-len(tokens.token_bytes) // 32), np.int32)
+        try:
+            self._compiler.compile_regex("a").matcher().fill_mask(self._row)
+        except ValueError:  # this machine writes no packed bits
+            self._row = np.zeros(len(tokens.token_bytes), np.bool_)
+        self.ways: tuple[str, ...] = ("tokens", "bytes", "canonical")
 
     def compile(self, schema: str) -> Any:
         return self._compiler.compile_json_schema(schema, **self._options)
 
     def start(self, compiled: Any) -> Session:
-        return _OurSession(compiled.matcher(), self._row, self._tokens.token_bytes)
+        return _OurSession(compiled.matcher(), self._row, self._token_bytes)
+
+    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
+        if way != "canonical":
+            return along(self.start(compiled), way, token_ids)
+        from palmette.grammar.jump import forced_share
+
+        text = b"".join(self._token_bytes[token_id] for token_id in token_ids)
+        share = forced_share(compiled.matcher(), self._spelling, text.decode())
+        return 0 if share is None else share.num_forced
+
+
+def _encoder(tokens: Tokens) -> Callable[[str], Sequence[int]]:
+    if not tokens.serialized:
+        return lambda text: list(text.encode())
+    import tokenizers
+
+    tokenizer: Any = tokenizers.Tokenizer.from_str(tokens.serialized)
+    tokenizer.encode_special_tokens = True
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 class _OurSession:
     def __init__(self, matcher: Any, row: Any, token_bytes: Sequence[bytes]) -> None:
         self._matcher = matcher
         self._row = row
+        self._bits = row.view(np.uint8)
+        self._is_packed = row.dtype == np.int32
         self._token_bytes = token_bytes
 
     def accept(self, token_id: int) -> bool:
@@ -99,7 +136,9 @@ class _OurSession:
         self._matcher.fill_mask(self._row)
 
     def allows(self, token_id: int) -> bool:
-        return bool(self._row[token_id])
+        if not self._is_packed:
+            return bool(self._row[token_id])
+        return is_set(self._bits, token_id)
 
     def num_forced(self, way: str, upcoming: Sequence[int]) -> int:
         if way == "bytes":
@@ -138,6 +177,9 @@ class LLGuidance:
 
     def start(self, compiled: Any) -> Session:
         return _LLGuidanceSession(compiled.deep_copy(), self._packed, self._token_bytes)
+
+    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
+        return along(self.start(compiled), way, token_ids)
 
 
 def _with_decoder(serialized: str) -> str:
@@ -190,7 +232,7 @@ class _LLGuidanceSession:
     def allows(self, token_id: int) -> bool:
         if self._matcher.is_error():
             raise ValueError(self._matcher.get_error())
-        return bool(self._bits[token_id >> 3] >> (token_id & 7) & 1)
+        return is_set(self._bits, token_id)
 
     def num_forced(self, way: str, upcoming: Sequence[int]) -> int:
         if way == "bytes":
@@ -236,6 +278,9 @@ class XGrammar:
     def start(self, compiled: Any) -> Session:
         return _XGrammarSession(self._new_matcher(compiled), self._packed, self._token_bytes)
 
+    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
+        return along(self.start(compiled), way, token_ids)
+
 
 class _XGrammarSession:
     def __init__(self, matcher: Any, packed: Any, token_bytes: Sequence[bytes]) -> None:
@@ -253,7 +298,7 @@ class _XGrammarSession:
         self._needs_mask = self._matcher.fill_next_token_bitmask(self._packed)
 
     def allows(self, token_id: int) -> bool:
-        return not self._needs_mask or bool(self._bits[token_id >> 3] >> (token_id & 7) & 1)
+        return not self._needs_mask or is_set(self._bits, token_id)
 
     def num_forced(self, way: str, upcoming: Sequence[int]) -> int:
         if way == "bytes":
@@ -291,6 +336,9 @@ class OutlinesCore:
     def start(self, compiled: Any) -> Session:
         return _OutlinesCoreSession(self._library.Guide(compiled), self._packed)
 
+    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
+        raise NotImplementedError("outlines-core names nothing that is forced")
+
 
 class _OutlinesCoreSession:
     def __init__(self, guide: Any, packed: Any) -> None:
@@ -307,7 +355,7 @@ class _OutlinesCoreSession:
         self._guide.write_mask_into(self._address, self._packed.size, self._packed.itemsize)
 
     def allows(self, token_id: int) -> bool:
-        return bool(self._bits[token_id >> 3] >> (token_id & 7) & 1)
+        return is_set(self._bits, token_id)
 
     def num_forced(self, way: str, upcoming: Sequence[int]) -> int:
         raise NotImplementedError("outlines-core names nothing that is forced")
@@ -318,6 +366,7 @@ Maker = Callable[[Tokens, Order], Engine]
 
 MAKERS: dict[str, Maker] = {
     "ours": Ours,
+    "ours-python": partial(Ours, machine="python"),
     "llguidance": LLGuidance,
     "xgrammar": XGrammar,
     "xgrammar-strict": partial(XGrammar, is_strict=True),
@@ -329,12 +378,29 @@ DEFAULT_ENGINES = ("ours", "llguidance", "xgrammar", "xgrammar-strict", "outline
 
 def version_of(engine: str) -> str | None:
     """Of the package behind an engine, or None if it is not installed."""
-    name = "palmette" if engine == "ours" else engine
-    package = "xgrammar" if name.startswith("xgrammar") else name
+    package = engine if engine == "outlines-core" else engine.partition("-")[0]
     try:
-        return version(package)
+        return version("palmette" if package == "ours" else package)
     except PackageNotFoundError:
         return None
+
+
+def along(session: Session, way: str, token_ids: Sequence[int]) -> int:
+    """How many of the tokens of a text are forced, if it goes on by what is forced each time."""
+    total = at = 0
+    while at < len(token_ids):
+        count = session.num_forced(way, token_ids[at:])
+        total += count
+        for token_id in token_ids[at : at + max(count, 1)]:
+            if not session.accept(token_id):
+                return total
+            at += 1
+    return total
+
+
+def is_set(bits: Any, token_id: int) -> bool:
+    """Whether the token is in a mask of packed bits, as uint8."""
+    return bool(bits[token_id >> 3] >> (token_id & 7) & 1)
 
 
 def num_equal(forced: Sequence[int], upcoming: Sequence[int]) -> int:

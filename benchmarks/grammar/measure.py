@@ -130,21 +130,8 @@ def _use_again(engine: Engine, task: Task, result: Result) -> None:
         walk(engine.start(compiled), token_ids, task.stop_token_ids, result.again)
     result.num_tokens = sum(len(token_ids) for token_ids in accepted)
     for way in engine.ways:
-        counts = [_num_forced(engine.start(compiled), way, token_ids) for token_ids in accepted]
+        counts = [engine.num_forced(compiled, way, token_ids) for token_ids in accepted]
         result.num_forced[way] = sum(counts)
-
-
-def _num_forced(session: Session, way: str, token_ids: Sequence[int]) -> int:
-    """Tokens that need no look at the model, since the engine forces them."""
-    total = at = 0
-    while at < len(token_ids):
-        count = session.num_forced(way, token_ids[at:])
-        total += count
-        for token_id in token_ids[at : at + max(count, 1)]:
-            if not session.accept(token_id):
-                return total
-            at += 1
-    return total
 
 
 def peak_bytes() -> int:

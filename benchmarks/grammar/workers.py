@@ -28,7 +28,7 @@ class Worker:
     ) -> None:
         self.engine = engine
         self.base_bytes = 0  # memory before the first task
-        self._arguments = (engine == "ours", make, tokens, order)
+        self._arguments = (engine.startswith("ours"), make, tokens, order)
         self._timeout = timeout
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
