@@ -39,6 +39,8 @@ class JumpMatcher(Protocol):
 
     def rollback(self, num_tokens: int) -> None: ...
 
+    def copy(self) -> JumpMatcher: ...
+
     def forced_bytes(self, limit: int) -> bytes: ...
 
     def extensions(self, tail: bytes, limit: int) -> list[bytes]: ...
@@ -112,6 +114,15 @@ class Advance(NamedTuple):
     token_ids: tuple[int, ...]
 
 
+class Saved(NamedTuple):
+    """Where a text stood."""
+
+    matcher: JumpMatcher
+    token_ids: tuple[int, ...]
+    num_final: int
+    is_drawn: bytes
+
+
 class CanonicalText:
     """One text under a grammar, its tokens, and its matcher, which stands behind the last of them.
 
@@ -132,7 +143,7 @@ class CanonicalText:
         """Without `jumps` nothing is forced. A jump ends before a token of `undrawable`."""
         self.token_ids: list[int] = []
         self.num_final = 0  # so many of them stay as they are, whatever comes
-        self._matcher = matcher
+        self.matcher = matcher
         self._spelling = spelling
         self._jumps = jumps
         self._undrawable = undrawable
@@ -144,6 +155,10 @@ class CanonicalText:
     def text(self) -> bytes:
         """What the tokens spell."""
         return bytes(self._text)
+
+    def bytes_from(self, start: int) -> bytes:
+        """The text but for its first `start` bytes."""
+        return bytes(self._text[start:])
 
     @property
     def num_forced(self) -> int:
@@ -163,7 +178,7 @@ class CanonicalText:
 
         None, and nothing has changed, if the grammar does not allow the token.
         """
-        if not self._matcher.accept(token_id):
+        if not self.matcher.accept(token_id):
             return None
         num_before, start = len(self.token_ids), len(self._text)
         self._push(token_id)
@@ -198,6 +213,21 @@ class CanonicalText:
         self.num_final = len(self.token_ids)
         return Advance(kept, more)
 
+    def save(self) -> Saved:
+        """Where it stands, for `restore`."""
+        return Saved(
+            self.matcher.copy(), tuple(self.token_ids), self.num_final, bytes(self._is_drawn)
+        )
+
+    def restore(self, saved: Saved) -> None:
+        """Go back to where it stood, after anything that failed on the way."""
+        self.matcher = saved.matcher
+        self._cut(0)
+        for token_id in saved.token_ids:
+            self._push(token_id)
+        self.num_final = saved.num_final
+        self._is_drawn = bytearray(saved.is_drawn)
+
     def _respell(self, num_decided: int, limit: int) -> Advance:
         """Jump, and spell anew what is behind the final tokens; at most `limit` tokens in all.
 
@@ -207,7 +237,7 @@ class CanonicalText:
         forced = self._forced_characters()
         if not (forced and self._jump(forced, num_decided, limit)):
             self._spell_without_jump(limit)
-        if not self._matcher.can_complete(limit - len(self.token_ids)):
+        if not self.matcher.can_complete(limit - len(self.token_ids)):
             self._replace(0, before)
         self.num_final = self._spelling.num_final(self.token_ids, self.num_final)
         kept = _num_common(before, self.token_ids)
@@ -215,7 +245,7 @@ class CanonicalText:
 
     def _forced_characters(self) -> bytes:
         """What is forced behind the text, up to the end of a character."""
-        forced = self._matcher.forced_bytes(_MAX_FORCED) if self._jumps else b""
+        forced = self.matcher.forced_bytes(_MAX_FORCED) if self._jumps else b""
         if not forced:
             return b""
         whole = bytes(self._text) + forced
@@ -252,9 +282,9 @@ class CanonicalText:
             return False
         before = self.token_ids.copy()
         self._replace(num_old, [*before[:num_old], *tokens[:num_taken]])
-        if num_taken == len(tokens) and not self._matcher.is_finished:
+        if num_taken == len(tokens) and not self.matcher.is_finished:
             tail = bytes(self._text[self._end_of(num_old) :])
-            more = self._matcher.extensions(tail, _MAX_EXTENSIONS)
+            more = self.matcher.extensions(tail, _MAX_EXTENSIONS)
             num_taken = self._spelling.num_safe(tail, tokens, more)
             if len(more) >= _MAX_EXTENSIONS:
                 num_taken = min(num_taken, len(tokens) - 1)
@@ -279,10 +309,10 @@ class CanonicalText:
         """Have `token_ids` in place of the tokens; the first `kept` are known to be the same."""
         kept += _num_common(self.token_ids[kept:], token_ids[kept:])
         more = list(token_ids[kept:])
-        self._matcher.rollback(len(self.token_ids) - kept)
+        self.matcher.rollback(len(self.token_ids) - kept)
         self._cut(kept)
         for token_id in more:
-            if not self._matcher.accept(token_id):
+            if not self.matcher.accept(token_id):
                 raise AssertionError(f"token {token_id} spells what other tokens may spell")
             self._push(token_id)
 

@@ -78,11 +78,12 @@ class TokenTrie:
 
     def find(self, prefix: bytes) -> int | None:
         """The node that stands for `prefix`, if any token begins with it."""
-        node: int | None = 0
+        node = 0
         for byte in prefix:
-            node = self.child(node, byte)
-            if node is None:
+            child = self.child(node, byte)
+            if child is None:
                 return None
+            node = child
         return node
 
     def expand(self, nodes: IntArray) -> tuple[IntArray, IntArray]:

@@ -21,37 +21,93 @@ class FinishReason(str, Enum):
     ERROR = "error"  # see the event's `error`
 
 
-ConstraintKind = Literal["regex", "json_schema", "choices"]
+ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
+RegexSyntax = Literal["ecma", "python"]
+GrammarSyntax = Literal["gbnf", "lark"]
+WhitespaceName = Literal["compact", "flexible"]
+OrderName = Literal["declared", "any"]
+GrammarBackend = Literal["palmette", "outlines-core", "llguidance", "xgrammar"]
+JumpMode = Literal["token", "canonical"]
+
+# What each option may be, the default first; and the kinds of constraint that have it.
+_CONSTRAINT_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[ConstraintKind, ...]]] = {
+    "whitespace": (("compact", "flexible"), ("json_schema", "structural_tag")),
+    "order": (("declared", "any"), ("json_schema", "structural_tag")),
+}
+_SYNTAXES: dict[str, tuple[str, ...]] = {"regex": ("ecma", "python"), "grammar": ("gbnf", "lark")}
+_GRAMMAR_BACKENDS = ("palmette", "outlines-core", "llguidance", "xgrammar")
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the generated text must match, in whole. Hashable: equal constraints share a compile."""
+    """What the generated text must match, in whole. Hashable: equal constraints share a compile.
+
+    `syntax` is how a regex ("ecma", as JSON Schema has it, or "python") or a grammar ("gbnf" or
+    "lark") is written; None is the first. A JSON text is "compact" or has "flexible" whitespace,
+    and the properties of its objects come in the order that the schema declares or in any; a
+    structural tag takes both for the schemas in it. `backend` is who enforces it: Palmette itself,
+    or another library.
+
+    Raises InvalidRequest for an option that is unknown, or that the kind does not have.
+    """
 
     kind: ConstraintKind
-    source: str  # the pattern; the schema as JSON text, keys in declared order; a JSON array
+    # The pattern; the schema or the structural tag as JSON text, keys in the order given; a JSON
+    # array of strings; the grammar.
+    source: str
+    syntax: str | None = None
+    whitespace: WhitespaceName = "compact"
+    order: OrderName = "declared"
+    backend: GrammarBackend = "palmette"
 
-    @classmethod
-    def regex(cls, pattern: str) -> Constraint:
-        """The whole text matches `pattern`."""
-        if not isinstance(pattern, str):
-            raise TypeError(f"regex must be a string, got {type(pattern).__name__}")
-        return cls("regex", pattern)
-
-    @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Constraint:
-        """The text is one JSON document valid under `schema` (a dict, a bool, or JSON text)."""
-        if isinstance(schema, str):
-            return cls("json_schema", schema)
-        try:
-            return cls("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
+    def __post_init__(self) -> None:
+        known = _SYNTAXES.get(self.kind, ())
+        if self.syntax is not None and self.syntax not in known:
             raise InvalidRequest(
-                f"the JSON schema is not JSON: {error}", param="json_schema"
-            ) from error
+                f"syntax of a {self.kind} is one of {', '.join(known)}, got {self.syntax!r}"
+                if known
+                else f"a {self.kind} has no syntax to choose, got {self.syntax!r}",
+                param="syntax",
+            )
+        for name, (values, kinds) in _CONSTRAINT_OPTIONS.items():
+            value = getattr(self, name)
+            if value not in values:
+                raise InvalidRequest(
+                    f"{name} is one of {', '.join(values)}, got {value!r}", param=name
+                )
+            if value != values[0] and self.kind not in kinds:
+                raise InvalidRequest(
+                    f"{name} is an option of {' and '.join(kinds)}, not of {self.kind}", param=name
+                )
+        if self.backend not in _GRAMMAR_BACKENDS:
+            raise InvalidRequest(
+                f"backend is one of {', '.join(_GRAMMAR_BACKENDS)}, got {self.backend!r}",
+                param="backend",
+            )
 
     @classmethod
-    def choices(cls, options: Iterable[str]) -> Constraint:
+    def regex(
+        cls, pattern: str, *, syntax: RegexSyntax = "ecma", backend: GrammarBackend = "palmette"
+    ) -> Constraint:
+        """The whole text matches `pattern`."""
+        named = None if syntax == "ecma" else syntax
+        return cls("regex", _text("regex", pattern), named, backend=backend)
+
+    @classmethod
+    def json_schema(
+        cls,
+        schema: Mapping[str, Any] | bool | str,
+        *,
+        whitespace: WhitespaceName = "compact",
+        order: OrderName = "declared",
+        backend: GrammarBackend = "palmette",
+    ) -> Constraint:
+        """The text is one JSON document valid under `schema` (a dict, a bool, or JSON text)."""
+        source = _json_text("JSON schema", "json_schema", schema)
+        return cls("json_schema", source, None, whitespace, order, backend)
+
+    @classmethod
+    def choices(cls, options: Iterable[str], *, backend: GrammarBackend = "palmette") -> Constraint:
         """The text is one of `options`, taken literally."""
         listed = list(options)
         for option in listed:
@@ -59,13 +115,50 @@ class Constraint:
                 raise TypeError(f"choices must be strings, got {type(option).__name__}")
         if not listed:
             raise InvalidRequest("choices must not be empty", param="choices")
-        return cls("choices", json.dumps(listed, ensure_ascii=False))
+        return cls("choices", json.dumps(listed, ensure_ascii=False), backend=backend)
+
+    @classmethod
+    def grammar(
+        cls, source: str, *, syntax: GrammarSyntax = "gbnf", backend: GrammarBackend = "palmette"
+    ) -> Constraint:
+        """The whole text is derived from the first rule: `root` in GBNF, `start` in Lark's."""
+        named = None if syntax == "gbnf" else syntax
+        return cls("grammar", _text("grammar", source), named, backend=backend)
+
+    @classmethod
+    def structural_tag(
+        cls,
+        tag: Mapping[str, Any] | str,
+        *,
+        whitespace: WhitespaceName = "compact",
+        order: OrderName = "declared",
+        backend: GrammarBackend = "palmette",
+    ) -> Constraint:
+        """Free text, and between a tag's begin and end what the tag says (a dict, or JSON text)."""
+        source = _json_text("structural tag", "structural_tag", tag)
+        return cls("structural_tag", source, None, whitespace, order, backend)
 
     @property
     def options(self) -> list[str]:
         """The options of a `choices` constraint."""
         options: list[str] = json.loads(self.source)
         return options
+
+
+def _text(name: str, source: str) -> str:
+    if not isinstance(source, str):
+        raise TypeError(f"{name} must be a string, got {type(source).__name__}")
+    return source
+
+
+def _json_text(what: str, param: str, value: Mapping[str, Any] | bool | str) -> str:
+    """`value` as JSON text; a string is JSON text already."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the {what} is not JSON: {error}", param=param) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +173,12 @@ class SamplingParams:
     `ignore_eos` the model's own stop tokens are never drawn. `seed=None` draws a fresh seed.
     `logprobs=n` reports the log-probability of every generated token and of the `n` likeliest ones,
     as log-softmax of the model's own logits, before temperature, penalties and masks.
+
+    `jump_forward` is how a constrained text is put into tokens; None is as the engine is set up.
+    "token" keeps the tokens that were drawn, and appends a token that is the only legal one without
+    drawing it. With "canonical" the ids are those that the tokenizer itself has for the text: what
+    the constraint forces is appended so, and drawn tokens that the tokenizer would not have chosen
+    are replaced. Without a constraint it changes nothing.
     """
 
     temperature: float = 1.0
@@ -97,6 +196,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    jump_forward: JumpMode | None = None
 
     def __post_init__(self) -> None:
         _check_range("temperature", self.temperature, 0, None)
@@ -122,6 +222,11 @@ class SamplingParams:
         for token_id, bias in self.logit_bias:
             _check_int("logit_bias", token_id, 0, None)
             _check_range("logit_bias", bias, -100, 100)
+        if self.jump_forward not in (None, "token", "canonical"):
+            raise InvalidRequest(
+                f"jump_forward must be 'token' or 'canonical', got {self.jump_forward!r}",
+                param="jump_forward",
+            )
 
 
 def _check_range(
@@ -221,8 +326,10 @@ class Usage:
 
     prompt_tokens == cached_tokens + prefilled_tokens and completion_tokens == decoded_tokens +
     forced_tokens; a stop token that ended the generation counts as decoded. Tokens computed again
-    after a preemption are in `recomputed_tokens` only. `queued_seconds` until the first admission,
-    `first_token_seconds` until the first token, `total_seconds` until the end, from submission.
+    after a preemption are in `recomputed_tokens` only. `saved_passes` is how many draws, and so
+    forward passes, there would have been more if each token had been drawn by itself.
+    `queued_seconds` until the first admission, `first_token_seconds` until the first token,
+    `total_seconds` until the end, from submission.
     """
 
     prompt_tokens: int = 0
@@ -231,6 +338,7 @@ class Usage:
     completion_tokens: int = 0
     decoded_tokens: int = 0
     forced_tokens: int = 0
+    saved_passes: int = 0
     recomputed_tokens: int = 0
     num_preemptions: int = 0
     queued_seconds: float = 0.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from palmette.errors import InvalidRequest
+from palmette.protocol import JumpMode
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 PolicyName = Literal["program", "lpm", "fcfs"]
@@ -130,8 +131,9 @@ class SchedulerSection:
     `max_batch_tokens` bounds the tokens of a step: longer prompts are prefilled in chunks, and a
     decoding sequence waits for at most one such step. On two cores a step of 512 tokens takes some
     200 ms with a 135M model; larger is a little faster in all and slower for who streams.
-    `max_running` bounds the sequences of a step. `jump_forward` appends tokens that a constraint
-    forces without a decode step each.
+    `max_running` bounds the sequences of a step. `jump_forward` appends what a constraint forces
+    without a decode step each; `jump_mode` says in which tokens, for requests that do not say so
+    themselves (see `SamplingParams.jump_forward`).
 
     `policy` orders those that wait: "program" goes depth-first over the tree of their prompts and
     finishes programs that have begun before it begins others, "lpm" takes the longest cached prefix
@@ -146,6 +148,7 @@ class SchedulerSection:
     max_batch_tokens: int = 512
     max_running: int = 64
     jump_forward: bool = True
+    jump_mode: JumpMode = "token"
     policy: PolicyName = "program"
     max_wait: float = 30.0
     max_think: float = 1.0
@@ -154,6 +157,11 @@ class SchedulerSection:
         _check_int("max_batch_tokens", self.max_batch_tokens, 1)
         _check_int("max_running", self.max_running, 1)
         _check_flag("jump_forward", self.jump_forward)
+        if self.jump_mode not in ("token", "canonical"):
+            raise InvalidRequest(
+                f"jump_mode must be 'token' or 'canonical', got {self.jump_mode!r}",
+                param="jump_mode",
+            )
         _check_seconds("max_wait", self.max_wait)
         _check_seconds("max_think", self.max_think)
         if self.policy not in ("program", "lpm", "fcfs"):
@@ -179,6 +187,7 @@ class EngineOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_running: int
     jump_forward: bool
+    jump_mode: JumpMode
     policy: PolicyName
     max_wait: float
     max_think: float

@@ -1,10 +1,18 @@
-"""Constraints of requests, compiled for one vocabulary; the grammar's errors as the caller's."""
+"""Constraints of requests: compiled for one vocabulary, then followed token by token.
+
+What a sequence draws is handed to its `ConstrainedText`, which says what the tokens are then and
+which may come next. Each such step is one operation that can be carried out on any thread, given up
+for lack of patience and tried again (see `following`).
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +25,6 @@ from palmette.errors import (
     UnsupportedConstraint,
 )
 from palmette.grammar import (
-    CompiledGrammar,
-    GrammarCompiler,
     GrammarError,
     GrammarTooComplex,
     Limits,
@@ -27,111 +33,315 @@ from palmette.grammar import (
     UnsupportedGrammar,
     Vocabulary,
 )
+from palmette.grammar.backends import DEFAULT_BACKEND, Backend, UnsupportedByBackend, load_backend
+from palmette.grammar.jump import Advance, CanonicalText, Spelling
 from palmette.protocol import Constraint
 
-# A mask is made on the engine's thread while all others wait, so one that takes longer ends its
-# request. Of 1,476 real schemas the slowest took 38 ms.
-_MASK_SECONDS = 0.25
+if TYPE_CHECKING:
+    from palmette.grammar.backends import BackendGrammar, BackendMatcher
+
+# Of processor time for one mask. Others go on meanwhile. Of 1,476 real schemas the slowest took
+# 38 ms.
+_MASK_SECONDS = 1.0
 # Processor time that one request may spend on its constraint, and more for every token.
-_REQUEST_SECONDS = 1.0
+_REQUEST_SECONDS = 2.0
 _TOKEN_SECONDS = 0.01
+
+_MAX_FORCED = 1 << 16
+
+Mask = npt.NDArray[np.bool_]
 
 
 class ConstraintCompiler:
     """Compiles constraints, each once. Safe to call from several threads."""
 
     def __init__(
-        self, token_bytes: Sequence[bytes], stop_token_ids: Collection[int], num_rows: int
+        self,
+        token_bytes: Sequence[bytes],
+        stop_token_ids: Collection[int],
+        num_rows: int,
+        encode: Callable[[str], Sequence[int]],
     ) -> None:
-        self._compiler = GrammarCompiler(
-            Vocabulary(token_bytes, stop_token_ids, num_rows),
-            limits=Limits(mask_seconds=_MASK_SECONDS),
-        )
+        """`encode` is the tokenizer: ids of a text exactly as written."""
+        self._vocabulary = Vocabulary(token_bytes, stop_token_ids, num_rows)
+        self._encode = encode
+        self._spelling = Spelling(self._vocabulary, encode)
+        self._backends: dict[str, Backend] = {}
+        self._lock = threading.Lock()
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """Raises a ConstraintError that says what is wrong and where."""
-        with _translated(constraint):
-            return CompiledConstraint(constraint, self._compile(constraint))
+        """Raises a ConstraintError that says what is wrong and where.
 
-    def _compile(self, constraint: Constraint) -> CompiledGrammar:
-        if constraint.kind == "regex":
-            return self._compiler.compile_regex(constraint.source)
-        if constraint.kind == "choices":
-            return self._compiler.compile_choices(constraint.options)
-        return self._compiler.compile_json_schema(constraint.source)
+        It may take the current `palmette.grammar.patience`, and be given up for lack of it.
+        """
+        with _translated(constraint):
+            backend = self._backend(constraint.backend)
+            grammar = backend.compile(constraint.kind, constraint.source, _options(constraint))
+            has_budget = "budget" in backend.features
+            is_own = constraint.backend == DEFAULT_BACKEND
+            return CompiledConstraint(
+                constraint, grammar, self._spelling if is_own else None, has_budget=has_budget
+            )
+
+    def _backend(self, name: str) -> Backend:
+        with self._lock:
+            backend = self._backends.get(name)
+            if backend is None:
+                limits = Limits(mask_seconds=_MASK_SECONDS)
+                backend = load_backend(name, self._vocabulary, limits=limits, encode=self._encode)
+                self._backends[name] = backend
+            return backend
 
 
 class CompiledConstraint:
-    """A constraint ready to be followed by any number of sequences."""
+    """A constraint ready to be followed by any number of sequences.
 
-    def __init__(self, constraint: Constraint, grammar: CompiledGrammar) -> None:
+    `spelling` is None where the backend cannot jump ahead in canonical mode.
+    """
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        grammar: BackendGrammar,
+        spelling: Spelling | None,
+        *,
+        has_budget: bool = True,
+    ) -> None:
         self._constraint = constraint
         self._grammar = grammar
+        self._spelling = spelling
+        self._has_budget = has_budget
+        self._shortest_length: int | None = None if has_budget else 0
 
     @property
     def shortest_length(self) -> int:
-        """Tokens in the shortest text that satisfies it."""
+        """Tokens in the shortest text that satisfies it; 0 if the backend cannot tell."""
+        if self._shortest_length is None:
+            with _translated(self._constraint):
+                self._shortest_length = self._grammar.shortest_length
+        return self._shortest_length
+
+    def text(
+        self,
+        *,
+        jumps: bool = True,
+        canonical: bool = False,
+        stop_token_ids: Collection[int] = (),
+    ) -> ConstrainedText:
+        """A text that has not begun. Tokens of `stop_token_ids` end it where it is complete.
+
+        Without `jumps` nothing is appended that was not drawn. Raises UnsupportedConstraint if
+        `canonical` tokens are asked for from a backend that cannot say which bytes are forced.
+        """
         with _translated(self._constraint):
-            return self._grammar.shortest_length
+            matcher = self._grammar.matcher()
+            walk: _Drawn | _Canonical
+            if not canonical:
+                walk = _Drawn(matcher, jumps=jumps, undrawable=stop_token_ids)
+            elif self._spelling is None:
+                raise UnsupportedByBackend(
+                    self._constraint.backend, "jump_forward='canonical'", "only palmette's own does"
+                )
+            else:
+                walk = _Canonical(
+                    cast(Matcher, matcher),
+                    self._spelling,
+                    jumps=jumps,
+                    undrawable=stop_token_ids,
+                )
+            return ConstrainedText(
+                self._constraint,
+                walk,
+                has_budget=self._has_budget,
+                stop_token_ids=tuple(stop_token_ids),
+            )
 
-    def matcher(self) -> ConstraintMatcher:
-        """At the beginning of a text."""
-        with _translated(self._constraint):
-            return ConstraintMatcher(self._constraint, self._grammar.matcher())
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What became of a constrained text: its first `num_kept` tokens stay, `token_ids` come behind.
 
-class ConstraintMatcher:
-    """How far one sequence has come under its constraint.
-
-    A grammar is worked out as it is followed, so each of these may find that a limit of time or
-    size is reached, and raise ConstraintTooComplex: this sequence ends, the others go on.
+    `num_final` of all of them stay whatever comes. The text can only end here if `is_finished`;
+    else `mask`, over all rows of the output layer, says which tokens may be drawn next. It is None
+    too where no more tokens fit.
     """
 
-    def __init__(self, constraint: Constraint, matcher: Matcher) -> None:
+    num_kept: int
+    token_ids: tuple[int, ...]
+    num_final: int
+    num_forced: int  # of all tokens so far
+    is_finished: bool
+    mask: Mask | None
+
+
+class ConstrainedText:
+    """One sequence's text under its constraint.
+
+    A grammar is worked out as it is followed, so each step may find that a limit of time or size is
+    reached, and raise ConstraintTooComplex: this sequence ends, the others go on. A step may also
+    be given up with `palmette.grammar.patience.OutOfPatience`; nothing has changed then. One thread
+    at a time.
+    """
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        walk: _Drawn | _Canonical,
+        *,
+        has_budget: bool,
+        stop_token_ids: tuple[int, ...],
+    ) -> None:
         self._constraint = constraint
-        self._matcher = matcher
+        self._walk = walk
+        self._has_budget = has_budget
+        self._stop_token_ids = list(stop_token_ids)
         self._seconds_left = _REQUEST_SECONDS
 
     @property
-    def is_complete(self) -> bool:
-        """The text may end here."""
-        with _translated(self._constraint):
-            return self._matcher.is_complete
+    def is_canonical(self) -> bool:
+        """Whether the tokens are the tokenizer's own, and may change until they are final."""
+        return isinstance(self._walk, _Canonical)
 
-    @property
-    def is_finished(self) -> bool:
-        """The text can only end here."""
-        with _translated(self._constraint):
-            return self._matcher.is_finished
+    def bytes_from(self, start: int) -> bytes:
+        """What the canonical tokens spell, but for the first `start` bytes."""
+        assert isinstance(self._walk, _Canonical)
+        return self._walk.bytes_from(start)
 
-    def fill_mask(self, mask: npt.NDArray[np.bool_], *, budget: int) -> None:
-        """Set which tokens may come next if at most `budget` more may, this one included."""
+    def begin(self, limit: int, num_rows: int) -> Step:
+        """Before the first draw; at most `limit` tokens may come in all."""
         with self._charged():
-            self._matcher.fill_mask(mask, budget=budget)
+            return self._step(Advance(0, ()), limit, num_rows)
 
-    def accept(self, token_id: int) -> bool:
-        """Go on by a token; False, and nothing has changed, if it may not come."""
+    def draw(self, token_id: int, limit: int, num_rows: int) -> Step:
+        """Go on by a drawn token; at most `limit` tokens may come, it included.
+
+        Raises AssertionError if the mask did not allow it.
+        """
         self._seconds_left += _TOKEN_SECONDS
         with self._charged():
-            return self._matcher.accept(token_id)
+            num_before = self._walk.num_tokens
+            advance = self._walk.draw(token_id, limit)
+            if advance is None:
+                raise AssertionError(f"token {token_id} was drawn against its mask")
+            return self._step(advance, num_before + limit, num_rows)
 
-    def forced_tokens(self, limit: int) -> list[int]:
-        """The run of tokens, `limit` at most, each of which is the only one that may come."""
+    def finish(self, limit: int, num_bytes: int | None = None) -> Step:
+        """The text is over; `limit` as for `begin`. With `num_bytes` only so much of it counts."""
         with self._charged():
-            return self._matcher.forced_tokens(limit=limit)
+            advance = self._walk.finish(limit, num_bytes)
+            return Step(*advance, self._walk.num_tokens, self._walk.num_forced, True, None)
+
+    def _step(self, advance: Advance, limit: int, num_rows: int) -> Step:
+        walk, mask = self._walk, None
+        matcher = walk.matcher
+        num_left = limit - walk.num_tokens
+        is_finished = matcher.is_finished
+        # A text that can only be empty is ended by drawing that.
+        if num_left > 0 and not (is_finished and walk.num_tokens):
+            mask = np.zeros(num_rows, np.bool_)
+            matcher.fill_mask(mask, budget=num_left if self._has_budget else None)
+            if self._stop_token_ids and matcher.is_complete:
+                mask[self._stop_token_ids] = True
+        return Step(*advance, walk.num_final, walk.num_forced, is_finished, mask)
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
-        """Translated, and the time it takes is the request's."""
+        """Translated, undone if it is given up, and the time it takes is the request's."""
         with _translated(self._constraint):
             start = time.thread_time()
-            yield
-            self._seconds_left -= time.thread_time() - start
+            undo = self._walk.undoer()
+            try:
+                yield
+            except BaseException:
+                undo()
+                raise
+            finally:
+                self._seconds_left -= time.thread_time() - start
             if self._seconds_left < 0:
                 raise GrammarTooComplex(
                     f"following it took more than {_REQUEST_SECONDS} s of processor time and "
                     f"{_TOKEN_SECONDS} s for each token"
                 )
+
+
+class _Drawn:
+    """Tokens as they are drawn, and those that are the only legal ones."""
+
+    def __init__(
+        self, matcher: BackendMatcher, *, jumps: bool, undrawable: Collection[int]
+    ) -> None:
+        self.matcher = matcher
+        self._jumps = jumps
+        self._undrawable = undrawable
+        self.num_forced = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.matcher.num_tokens
+
+    @property
+    def num_final(self) -> int:
+        return self.num_tokens
+
+    def draw(self, token_id: int, limit: int) -> Advance | None:
+        num_before = self.num_tokens
+        if not self.matcher.accept(token_id):
+            return None
+        return Advance(num_before, (token_id, *self._jump(limit - 1)))
+
+    def finish(self, limit: int, num_bytes: int | None) -> Advance:
+        return Advance(self.num_tokens, ())
+
+    def undoer(self) -> Callable[[], None]:
+        """What brings it back to where it stands now."""
+        num_tokens, num_forced = self.num_tokens, self.num_forced
+
+        def undo() -> None:
+            self.matcher.rollback(self.num_tokens - num_tokens)
+            self.num_forced = num_forced
+
+        return undo
+
+    def _jump(self, limit: int) -> tuple[int, ...]:
+        forced: list[int] = []
+        if self._jumps and limit > 0:
+            for token_id in self.matcher.forced_tokens(limit=min(limit, _MAX_FORCED)):
+                # One that would end the request is drawn, and ends it.
+                if token_id in self._undrawable or not self.matcher.accept(token_id):
+                    break
+                forced.append(token_id)
+        self.num_forced += len(forced)
+        return tuple(forced)
+
+
+class _Canonical(CanonicalText):
+    """Tokens that the tokenizer itself would choose."""
+
+    matcher: Matcher
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def finish(self, limit: int, num_bytes: int | None = None) -> Advance:
+        return CanonicalText.finish(self, limit, num_bytes=num_bytes)
+
+    def undoer(self) -> Callable[[], None]:
+        """What brings it back to where it stands now."""
+        saved = self.save()
+        return lambda: self.restore(saved)
+
+
+def _options(constraint: Constraint) -> dict[str, object]:
+    """The options that are not the default."""
+    options: dict[str, object] = {}
+    if constraint.syntax is not None:
+        options["syntax"] = constraint.syntax
+    if constraint.whitespace != "compact":
+        options["whitespace"] = constraint.whitespace
+    if constraint.order != "declared":
+        options["order"] = constraint.order
+    return options
 
 
 @contextmanager

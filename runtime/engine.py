@@ -8,11 +8,10 @@ import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from typing_extensions import Unpack
 
@@ -43,6 +42,7 @@ from palmette.protocol import (
 from palmette.radix_cache import Explanation, Namespace, RadixCache, Tier
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.explaining import prompt_stretches
+from palmette.runtime.following import Following, Found, Job
 from palmette.runtime.kv.frozen import (
     FrozenPrefix,
     Identity,
@@ -62,11 +62,12 @@ from palmette.runtime.scheduler import PlannedWork, Scheduler
 from palmette.runtime.scheduler.programs import Program
 from palmette.runtime.scoring import ScoreGroup, score_paths
 from palmette.runtime.sequence import GenerationSequence, ScoringSequence, Sequence, Status
-from palmette.runtime.tokenization.output import OutputBuffer
+from palmette.runtime.tokenization.output import GrowingText, OutputBuffer
+from palmette.runtime.tokenization.stream import StopMatch
 from palmette.runtime.worker.worker import Outcome, Worker
 
 if TYPE_CHECKING:
-    from palmette.runtime.constraints import CompiledConstraint, ConstraintCompiler
+    from palmette.runtime.constraints import CompiledConstraint, ConstraintCompiler, Step
     from palmette.runtime.loading import LoadedModel
 
 
@@ -84,8 +85,8 @@ class EngineTokenizer(Tokenizer, Protocol):
 # About once a minute: it takes some milliseconds.
 _STEPS_BETWEEN_TRIMS = 1000
 
-# A cached mask takes microseconds, a new one a millisecond or so; a hostile one more.
-_MASK_SECONDS_PER_STEP = 0.05
+# While nothing can be computed for lack of masks that are being made.
+_SECONDS_TO_WAIT_FOR_MASKS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,8 @@ class Engine:
         self._vocab_size = vocab_size
         self._constraints: ConstraintCompiler | None = None
         self._constraints_lock = threading.Lock()
+        self._following = Following()
+        self._found: dict[str, Found] = {}  # of preempted sequences, which it waits for
         self._clock = clock
         self._live: dict[str, GenerationSequence | ScoreGroup] = {}
         self._groups: dict[str, list[ScoringSequence]] = {}
@@ -236,6 +239,7 @@ class Engine:
                     self.tokenizer.all_token_bytes()[: self._vocab_size],
                     {i for i in self.stop_token_ids if i < self._vocab_size},
                     self._worker.sampler.vocab_rows,
+                    self.tokenizer.encode,
                 )
             return self._constraints
 
@@ -317,6 +321,8 @@ class Engine:
         sampling = request.sampling
         if request.constraint is not None and compiled is None:
             compiled = self.constraints.compile(request.constraint)
+        mode = sampling.jump_forward or self.config.scheduler.jump_mode
+        is_canonical = compiled is not None and mode == "canonical"
         # So that it ends for its length, and not because a pinned page would be needed.
         num_pages = self._kv.num_pages - self._prefixes.num_pages_out_of_reach(
             request.token_ids, request.salt
@@ -330,7 +336,7 @@ class Engine:
             max_length=min(self.max_context, num_pages * self._kv.page_size),
             request=request,
             seed=resolve_seed(sampling.seed),
-            output=OutputBuffer(self.tokenizer.token_bytes, sampling.stop),
+            output=OutputBuffer(self.tokenizer.token_bytes, () if is_canonical else sampling.stop),
             stop_token_ids=self._stop_ids(sampling),
             suppressed_token_ids=tuple(self.stop_token_ids - set(sampling.stop_token_ids))
             if sampling.ignore_eos
@@ -345,7 +351,12 @@ class Engine:
             sequence.output_counts = TokenCounts()
         if compiled is not None:
             self._check_budget(sequence, compiled)
-            sequence.matcher = compiled.matcher()
+            sequence.text = compiled.text(
+                jumps=self.config.scheduler.jump_forward,
+                canonical=is_canonical,
+                stop_token_ids=sampling.stop_token_ids,
+            )
+            sequence.growing = GrowingText(sampling.stop) if is_canonical else None
         self._live[request.request_id] = sequence
         self._scheduler.add(sequence)
 
@@ -551,6 +562,8 @@ class Engine:
         If the computation itself fails, the requests of this step end with an error event, what
         they had computed is forgotten, and the engine goes on with the others.
         """
+        self._following.begin_round()
+        self._take_found()
         plan = self._scheduler.next_plan()
         self.idle_seconds = 0.0
         self._counters.preemptions += len(plan.preempted)
@@ -568,7 +581,9 @@ class Engine:
     def _run(self, work: list[PlannedWork]) -> None:
         for item in work:
             self._note_admission(item.sequence)
-        work = self._with_masks(work)
+        work = [item for item in work if self._is_ready(item)]
+        if not work and self._following.is_busy:
+            self._following.wait(_SECONDS_TO_WAIT_FOR_MASKS)
         try:
             outcomes = self._worker.run(work, self._kv.take_moves())
         except (RuntimeError, ValueError, MemoryError) as error:
@@ -598,35 +613,58 @@ class Engine:
             elif isinstance(sequence, GenerationSequence):
                 try:
                     self._advance_generation(sequence, outcome, now)
-                except ConstraintError as error:
+                except (ConstraintError, EngineError) as error:
                     self._fail(sequence, error)
 
-    def _with_masks(self, work: list[PlannedWork]) -> list[PlannedWork]:
-        """The work whose masks are ready. Once making them has taken so long that others would
-        notice, the rest waits for the next step; what was planned for it is tried again then.
+    def _is_ready(self, item: PlannedWork) -> bool:
+        """Whether it can be computed now. Where a mask is still being made, what was planned is
+        tried again in the next step, and the others go on.
         """
-        ready = []
-        seconds_left = _MASK_SECONDS_PER_STEP
-        for item in work:
-            sequence = item.sequence
-            if (
-                isinstance(sequence, GenerationSequence)
-                and sequence.matcher is not None
-                and sequence.mask is None
-                and sequence.logit_positions(item.start, item.end)
-            ):
-                if seconds_left < 0:
-                    continue
-                start = time.perf_counter()
-                try:
-                    sequence.fill_mask(np.zeros(self._worker.sampler.vocab_rows, dtype=np.bool_))
-                except ConstraintError as error:
-                    self._fail(sequence, error)
-                    continue
-                finally:
-                    seconds_left -= time.perf_counter() - start
-            ready.append(item)
-        return ready
+        sequence = item.sequence
+        if not isinstance(sequence, GenerationSequence) or sequence.text is None:
+            return True
+        found = self._found.pop(sequence.request_id, None)
+        if found is not None:
+            self._hear(sequence, found)
+        elif not sequence.has_begun and sequence.request.sampling.max_tokens:
+            sequence.has_begun = True
+            text, limit = sequence.text, sequence.num_tokens_left
+            num_rows = self._worker.sampler.vocab_rows
+            self._follow(sequence, lambda: text.begin(limit, num_rows))
+        if sequence.status is not Status.RUNNING or item.num_tokens == 0:
+            return False
+        wanted = sequence.logit_positions(item.start, item.end)
+        return sequence.mask is not None or not any(map(sequence.draws_after, wanted))
+
+    def _follow(self, sequence: GenerationSequence, job: Job) -> None:
+        """Carry out a step of its text, or begin to; if it fails, so does the request."""
+        try:
+            step = self._following.run(sequence.request_id, job)
+            if step is not None:
+                self._take_step(sequence, step)
+        except (ConstraintError, EngineError) as error:
+            self._fail(sequence, error)
+
+    def _take_found(self) -> None:
+        """Hear of steps that took longer. Sequences that were preempted meanwhile hear of them once
+        they run again: while they wait, their tokens are their place in the queue.
+        """
+        for found in self._following.take():
+            sequence = self._live.get(found.request_id)
+            assert isinstance(sequence, GenerationSequence)
+            if sequence.status is Status.RUNNING:
+                self._hear(sequence, found)
+            else:
+                self._found[found.request_id] = found
+
+    def _hear(self, sequence: GenerationSequence, found: Found) -> None:
+        try:
+            if found.error is not None:
+                raise found.error
+            assert found.step is not None
+            self._take_step(sequence, found.step)
+        except (ConstraintError, EngineError) as error:
+            self._fail(sequence, error)
 
     def _note_admission(self, sequence: Sequence) -> None:
         if sequence.admission_counted:
@@ -659,21 +697,121 @@ class Engine:
     def _advance_generation(
         self, sequence: GenerationSequence, outcome: Outcome, now: float
     ) -> None:
-        if outcome.sampled is None:
-            if sequence.num_uncomputed_tokens == 0:  # max_tokens=0: the prompt was all
+        sequence.rows.update(outcome.rows)
+        sampled = outcome.sampled
+        if sampled is None:
+            if sequence.ending is not None:
+                self._finish_if_told(sequence)
+            elif sequence.num_uncomputed_tokens == 0:  # max_tokens=0: the prompt was all
                 self._finish(sequence, FinishReason.LENGTH)
             return
         if sequence.first_token_at is None:
             sequence.first_token_at = now
+        sequence.tally.draws += 1
+        token_id, text = sampled.token_id, sequence.text
+        if token_id in sequence.stop_token_ids:
+            self._close(sequence, FinishReason.STOP, token_id)
+        elif text is None:
+            self._append(sequence, sampled)
+        else:
+            limit, num_rows = sequence.num_tokens_left, self._worker.sampler.vocab_rows
+            self._follow(sequence, lambda: text.draw(token_id, limit, num_rows))
+
+    def _append(self, sequence: GenerationSequence, sampled: SampledToken) -> None:
+        """Go on by a drawn token that no constraint speaks of."""
+        token_id = sampled.token_id
+        sequence.token_ids.append(token_id)
         sequence.tally.decoded += 1
         self._counters.decoded_tokens += 1
-        sampled = outcome.sampled
-        ended = self._take_token(sequence, sampled.token_id, sampled)
-        if ended is None:
-            ended = self._take_forced(sequence)
-        if ended is not None:
-            self._finish(sequence, *ended)
-            return
+        if sequence.output_counts is not None:
+            sequence.output_counts.add(token_id)
+        if sampled.logprob is not None:
+            position = len(sequence.token_ids) - 1
+            sequence.logprobs[position] = sampled.logprob
+            sequence.found_logprobs[position] = sampled.logprob.logprob
+        stop = sequence.output.feed(token_id)
+        if stop is not None:
+            self._close(sequence, FinishReason.STOP, stop)
+        elif sequence.num_tokens_left <= 0:
+            self._close(sequence, FinishReason.LENGTH)
+        else:
+            self._tell(sequence)
+
+    def _take_step(self, sequence: GenerationSequence, step: Step) -> None:
+        """Go on as the constrained text does: by a drawn token, and what is forced after it."""
+        if sequence.is_canonical:
+            stop = self._take_canonical(sequence, step)
+            if isinstance(stop, StopMatch):
+                assert sequence.growing is not None
+                num_bytes = sequence.growing.num_bytes_before(stop)
+                self._close(sequence, FinishReason.STOP, stop.stop, num_bytes)
+                return
+            found: str | None = None
+        else:
+            found = self._take_drawn(sequence, step)
+        if found is not None:
+            self._close(sequence, FinishReason.STOP, found)
+        elif step.is_finished and sequence.num_output_tokens:
+            self._close(sequence, FinishReason.STOP)
+        elif sequence.num_tokens_left <= 0:
+            self._close(sequence, FinishReason.LENGTH)
+        else:
+            self._tell(sequence)
+
+    def _take_drawn(self, sequence: GenerationSequence, step: Step) -> str | None:
+        """Take the new tokens, up to a stop string if they hold one."""
+        for index, token_id in enumerate(step.token_ids):
+            stop = sequence.output.feed(token_id)
+            if stop is not None:
+                num_dropped = len(step.token_ids) - index - 1
+                self._change_tokens(
+                    sequence,
+                    replace(
+                        step,
+                        token_ids=step.token_ids[: index + 1],
+                        num_final=step.num_final - num_dropped,
+                        num_forced=step.num_forced - num_dropped,
+                    ),
+                )
+                return stop
+        self._change_tokens(sequence, step)
+        return None
+
+    def _take_canonical(self, sequence: GenerationSequence, step: Step) -> StopMatch | None:
+        """Take the new tokens; the stop string that the new text completes."""
+        self._change_tokens(sequence, step)
+        growing, text = sequence.growing, sequence.text
+        assert growing is not None
+        assert text is not None
+        stop = growing.feed(text.bytes_from(growing.num_bytes))
+        if stop is None:
+            self._feed_final(sequence, growing.num_bytes - growing.num_open_bytes)
+        return stop
+
+    def _change_tokens(self, sequence: GenerationSequence, step: Step) -> None:
+        tally, counters = sequence.tally, self._counters
+        sequence.take_step(step)
+        num_decoded = sequence.num_output_tokens - step.num_forced
+        counters.forced_tokens += step.num_forced - tally.forced
+        counters.decoded_tokens += num_decoded - tally.decoded
+        tally.forced, tally.decoded = step.num_forced, num_decoded
+
+    def _feed_final(self, sequence: GenerationSequence, num_bytes: int | None = None) -> None:
+        """Show the tokens that stay, as far as they lie in the first `num_bytes` of the text."""
+        first = sequence.num_prompt_tokens
+        while sequence.num_fed_tokens < sequence.num_final_tokens:
+            token_id = sequence.token_ids[first + sequence.num_fed_tokens]
+            num_fed_bytes = sequence.num_fed_bytes + len(self.tokenizer.token_bytes(token_id))
+            if num_bytes is not None and num_fed_bytes > num_bytes:
+                return
+            sequence.num_fed_tokens += 1
+            sequence.num_fed_bytes = num_fed_bytes
+            sequence.output.feed(token_id)
+
+    def _tell(self, sequence: GenerationSequence) -> None:
+        """Make an event of what can be told now."""
+        if sequence.keeps_rows:
+            sequence.describe(sequence.num_settled_tokens, self._describer(sequence))
         token_ids, text = sequence.take_output()
         if token_ids:
             self._pending.append(
@@ -685,54 +823,48 @@ class Engine:
                 )
             )
 
-    def _take_token(
-        self, sequence: GenerationSequence, token_id: int, sampled: SampledToken | None
-    ) -> tuple[FinishReason, str | int | None] | None:
-        """Append a token; why the sequence ends with it, if it does."""
-        if token_id in sequence.stop_token_ids and sampled is not None:
-            return FinishReason.STOP, token_id
-        matcher = sequence.matcher
-        if matcher is not None and not matcher.accept(token_id):
-            raise AssertionError(f"token {token_id} was drawn against its mask")
-        sequence.token_ids.append(token_id)
-        if sequence.output_counts is not None:
-            sequence.output_counts.add(token_id)
-        if sampled is not None and sampled.logprob is not None:
-            sequence.logprobs.append(sampled.logprob)
-            sequence.found_logprobs[len(sequence.token_ids) - 1] = sampled.logprob.logprob
-        stop = sequence.output.feed(token_id)
-        if stop is not None:
-            return FinishReason.STOP, stop
-        if matcher is not None and matcher.is_finished:
-            return FinishReason.STOP, None
-        if sequence.num_tokens_left <= 0:
-            return FinishReason.LENGTH, None
-        return None
-
-    def _take_forced(
+    def _describer(
         self, sequence: GenerationSequence
-    ) -> tuple[FinishReason, str | int | None] | None:
-        """Jump forward over tokens that are the only legal ones.
+    ) -> Callable[[list[torch.Tensor], list[int]], list[TokenLogprob]]:
+        num_top = sequence.request.sampling.logprobs or 0
 
-        With log-probabilities asked for, such tokens are decoded one by one instead, since theirs
-        are wanted too; the ids are the same either way.
-        """
-        matcher = sequence.matcher
-        if (
-            matcher is None
-            or not self.config.scheduler.jump_forward
-            or sequence.request.sampling.logprobs is not None
-        ):
-            return None
-        for token_id in matcher.forced_tokens(limit=sequence.num_tokens_left):
-            if token_id in sequence.request.sampling.stop_token_ids:
-                return None  # the request ends here; let it be drawn and end it
-            sequence.tally.forced += 1
-            self._counters.forced_tokens += 1
-            ended = self._take_token(sequence, token_id, None)
-            if ended is not None:
-                return ended
-        return None
+        def describe(rows: list[torch.Tensor], token_ids: list[int]) -> list[TokenLogprob]:
+            sampler = self._worker.sampler
+            found = sampler.describe(torch.stack(rows), token_ids, [num_top] * len(token_ids))
+            known = [each for each in found if each is not None]
+            if len(known) < len(found):
+                raise EngineError("the model's logits are not finite numbers")
+            return known
+
+        return describe
+
+    def _close(
+        self,
+        sequence: GenerationSequence,
+        reason: FinishReason,
+        stop_reason: str | int | None = None,
+        num_bytes: int | None = None,
+    ) -> None:
+        """Draw no more. With `num_bytes` only so much of the text of canonical tokens is kept."""
+        if sequence.is_canonical:
+            assert sequence.text is not None
+            limit = sequence.num_output_tokens + sequence.num_tokens_left
+            self._change_tokens(sequence, sequence.text.finish(limit, num_bytes))
+            self._feed_final(sequence)
+        if isinstance(stop_reason, int):
+            sequence.tally.decoded += 1
+            self._counters.decoded_tokens += 1
+        sequence.ending = reason, stop_reason
+        self._finish_if_told(sequence)
+
+    def _finish_if_told(self, sequence: GenerationSequence) -> None:
+        """End a sequence that draws no more, unless log-probabilities are still to be computed."""
+        assert sequence.ending is not None
+        if sequence.keeps_rows:
+            sequence.describe(len(sequence.token_ids), self._describer(sequence))
+            if sequence.rows_wanted(0, len(sequence.token_ids)):
+                return
+        self._finish(sequence, *sequence.ending)
 
     def _finish(
         self,
@@ -751,12 +883,14 @@ class Engine:
         error: PalmetteError | None = None,
     ) -> TokenEvent:
         """The last event; the sequence leaves the engine."""
-        if isinstance(stop_reason, str):
+        cut_text = ""
+        if sequence.output.matched is not None:
             token_ids, text = sequence.take_output()
             cut_text = sequence.output.cut_text
+        elif reason in (FinishReason.ABORT, FinishReason.ERROR) and sequence.keeps_rows:
+            token_ids, text = sequence.take_output()  # of the rest there are no log-probabilities
         else:
             token_ids, text = sequence.finish_output()
-            cut_text = ""
         logprobs = sequence.take_logprobs(len(token_ids))
         if cut_text:
             kept = self.tokenizer.encode(cut_text)
@@ -777,6 +911,10 @@ class Engine:
             sequence, keep=error is None, goes_on=sequence.goes_on and has_ended_well
         )
         del self._live[sequence.request_id]
+        self._following.give_up(sequence.request_id)
+        self._found.pop(sequence.request_id, None)
+        usage = self._usage(sequence)
+        self._counters.saved_passes += usage.saved_passes
         return TokenEvent(
             request_id=sequence.request_id,
             token_ids=tuple(token_ids),
@@ -784,7 +922,7 @@ class Engine:
             logprobs=logprobs,
             finish_reason=reason,
             stop_reason=stop_reason,
-            usage=self._usage(sequence),
+            usage=usage,
             error=error,
             prompt=self._stretches(sequence, sequence.request.token_ids)
             if sequence.explains and sequence.admitted_at is not None
@@ -811,6 +949,7 @@ class Engine:
             completion_tokens=tally.decoded + tally.forced,
             decoded_tokens=tally.decoded,
             forced_tokens=tally.forced,
+            saved_passes=tally.decoded + tally.forced - tally.draws,
             recomputed_tokens=tally.recomputed,
             num_preemptions=tally.num_preemptions,
             queued_seconds=(sequence.admitted_at or now) - start,

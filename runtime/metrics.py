@@ -12,7 +12,8 @@ class EngineCounters:
     `computed_tokens` is every token whose keys and values were computed: prompts, decoded and
     forced tokens, score paths, and `recomputed_tokens`, which preemption caused. `prompt_tokens`
     is counted when a request is admitted for the first time, together with the `cached_tokens`
-    among them. `restored_pages` were evicted and came back from the host tier.
+    among them. `saved_passes` is how many tokens needed no draw of their own, of requests that have
+    ended. `restored_pages` were evicted and came back from the host tier.
     """
 
     steps: int = 0
@@ -22,6 +23,7 @@ class EngineCounters:
     cached_tokens: int = 0
     decoded_tokens: int = 0
     forced_tokens: int = 0
+    saved_passes: int = 0
     restored_pages: int = 0
     preemptions: int = 0
     requests_started: int = 0

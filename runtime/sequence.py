@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+    import torch
 
-    from palmette.protocol import Request
-    from palmette.runtime.constraints import ConstraintMatcher
+    from palmette.protocol import FinishReason, Request
+    from palmette.runtime.constraints import ConstrainedText, Step
     from palmette.runtime.sampling import TokenCounts
     from palmette.runtime.scheduler.programs import Program
     from palmette.runtime.scoring import ScoreGroup
-    from palmette.runtime.tokenization.output import OutputBuffer
+    from palmette.runtime.tokenization.output import GrowingText, OutputBuffer
 
 
 class Status(Enum):
@@ -66,6 +67,7 @@ class Handle:
 class TokenTally:
     """How many tokens were computed, reused and produced for one sequence.
 
+    `draws` is how often a token was drawn; `decoded` and `forced` are those of the output.
     `high_water` is the most that was ever computed or reused: what lies below it and is computed
     after a preemption is recomputed work, not prefill.
     """
@@ -73,6 +75,7 @@ class TokenTally:
     cached: int = 0
     prefilled: int = 0
     recomputed: int = 0
+    draws: int = 0
     decoded: int = 0
     forced: int = 0
     num_preemptions: int = 0
@@ -134,6 +137,11 @@ class Sequence:
         return len(self.token_ids) - 1
 
     @property
+    def num_settled_tokens(self) -> int:
+        """How many leading tokens stay as they are, whatever comes behind them."""
+        return len(self.token_ids)
+
+    @property
     def finds_logprobs(self) -> bool:
         """Whether log-probabilities of its output are found on the way."""
         return False
@@ -175,20 +183,34 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class GenerationSequence(Sequence):
-    """A sequence that grows by sampling."""
+    """A sequence that grows by sampling.
+
+    Under a constraint its last tokens may still be replaced by others that spell the same text, see
+    `palmette.grammar.jump`; the first `num_final_tokens` of the output stay. A sequence whose
+    `ending` is set draws no more, but computes what log-probabilities are still wanted of.
+    """
 
     request: Request = field(kw_only=True)
     seed: int = field(kw_only=True)
     output: OutputBuffer = field(kw_only=True)
     stop_token_ids: frozenset[int] = field(kw_only=True)
     suppressed_token_ids: tuple[int, ...] = ()
-    matcher: ConstraintMatcher | None = None
-    mask: npt.NDArray[np.bool_] | None = None  # which tokens may be drawn next, once it was made
+    text: ConstrainedText | None = None
+    has_begun: bool = False  # the text, which then has a mask or is being worked on
+    mask: npt.NDArray[np.bool_] | None = None  # which tokens may be drawn next
+    num_final_tokens: int = 0  # of a constrained output
+    num_taken_back: int = 0  # tokens that were replaced
+    growing: GrowingText | None = None  # of an output whose tokens may be replaced
+    num_fed_tokens: int = 0  # to `output`, of an output whose tokens may be replaced
+    num_fed_bytes: int = 0
     num_released_tokens: int = 0  # told in events, or about to be; the rest is held back
     first_token_at: float | None = None
     prompt_counts: TokenCounts | None = None  # what penalties count; None where there are none
     output_counts: TokenCounts | None = None
-    logprobs: deque[TokenLogprob] = field(default_factory=deque)  # of tokens not yet released
+    # By position. Of rows of logits, those are kept whose next token is not final or not there.
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    rows: dict[int, torch.Tensor] = field(default_factory=dict)
+    ending: tuple[FinishReason, str | int | None] | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -205,12 +227,66 @@ class GenerationSequence(Sequence):
         return self.request.sampling.logprobs is not None
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether log-probabilities are told of tokens that were perhaps not drawn."""
+        return self.text is not None and self.finds_logprobs
+
+    @property
     def num_tokens_to_come(self) -> int:
         return self.num_tokens_left
 
+    @property
+    def is_canonical(self) -> bool:
+        """Whether its last tokens may be replaced."""
+        return self.text is not None and self.text.is_canonical
+
+    @property
+    def num_settled_tokens(self) -> int:
+        if not self.is_canonical:
+            return len(self.token_ids)
+        return self.num_prompt_tokens + self.num_final_tokens
+
+    @property
+    def max_cached_tokens(self) -> int:
+        limit = min(len(self.token_ids) - 1, self.num_settled_tokens)
+        if self.keeps_rows:
+            limit = min([limit, *self.rows_wanted(0, len(self.token_ids))])
+        return limit
+
+    @property
+    def draw_position(self) -> int:
+        """What keys the random number of the next draw: no two draws have the same."""
+        return len(self.token_ids) + self.num_taken_back
+
+    def draws_after(self, position: int) -> bool:
+        """Whether a token is drawn from the logits at `position`."""
+        return position == len(self.token_ids) - 1 and self.ending is None
+
+    def take_step(self, step: Step) -> None:
+        """The output's tokens are those that the constrained text has now."""
+        first = self.num_prompt_tokens + step.num_kept
+        replaced = self.token_ids[first:]
+        self.token_ids[first:] = step.token_ids
+        self.num_taken_back += len(replaced)
+        self.num_final_tokens = step.num_final
+        self.mask = step.mask
+        if replaced:
+            self.num_computed_tokens = min(self.num_computed_tokens, first)
+            self.tally.high_water = min(self.tally.high_water, first)
+            for found in (self.logprobs, self.found_logprobs, self.rows):
+                for position in [p for p in found if p >= first]:
+                    del found[position]
+        if self.output_counts is not None:
+            for token_id in replaced:
+                self.output_counts.remove(token_id)
+            for token_id in step.token_ids:
+                self.output_counts.add(token_id)
+
     def take_output(self) -> tuple[list[int], str]:
-        """Ids and text that can be told now: none of it may turn out to belong to a stop string."""
-        token_ids, text = self.output.take()
+        """Ids and text that can be told now: none of it may turn out to belong to a stop string,
+        and the log-probabilities are there, if they are wanted.
+        """
+        token_ids, text = self.output.take(self._num_tellable if self.keeps_rows else None)
         self.num_released_tokens += len(token_ids)
         return token_ids, text
 
@@ -221,27 +297,52 @@ class GenerationSequence(Sequence):
         return token_ids, text
 
     def take_logprobs(self, num_tokens: int) -> tuple[TokenLogprob, ...]:
-        """Those of the next `num_tokens` tokens; empty if none are asked for."""
+        """Those of the `num_tokens` tokens that were released last; empty if none are wanted."""
         if self.request.sampling.logprobs is None:
             return ()
-        return tuple(self.logprobs.popleft() for _ in range(num_tokens))
-
-    def fill_mask(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Set `mask`, all False so far, to which tokens may come next under the constraint.
-
-        The request's own stop tokens may come where the text is complete; where the constraint
-        allows one as text, it may come as well, and ends the text there.
-        """
-        assert self.matcher is not None
-        self.matcher.fill_mask(mask, budget=self.num_tokens_left)
-        self.mask = mask
-        if self.request.sampling.stop_token_ids and self.matcher.is_complete:
-            mask[list(self.request.sampling.stop_token_ids)] = True
+        end = self.num_prompt_tokens + self.num_released_tokens
+        return tuple(self.logprobs.pop(position) for position in range(end - num_tokens, end))
 
     def logit_positions(self, start: int, end: int) -> list[int]:
         if self.request.sampling.max_tokens == 0:
             return []
-        return Sequence.logit_positions(self, start, end)
+        last = len(self.token_ids) - 1
+        wanted = self.rows_wanted(start, min(end, last)) if self.keeps_rows else []
+        if end == len(self.token_ids) and self.ending is None:
+            wanted.append(last)
+        return wanted
+
+    def rows_wanted(self, start: int, end: int) -> list[int]:
+        """Positions in [start, end) whose next token is there and has no log-probability yet."""
+        first = self.num_prompt_tokens + self.num_released_tokens - 1
+        return [
+            position
+            for position in range(max(start, first), min(end, len(self.token_ids) - 1))
+            if position not in self.rows and position + 1 not in self.logprobs
+        ]
+
+    def describe(
+        self,
+        num_tokens: int,
+        describe: Callable[[list[torch.Tensor], list[int]], list[TokenLogprob]],
+    ) -> None:
+        """Find the log-probabilities of the first `num_tokens` of all tokens, where rows tell."""
+        positions = sorted(p for p in self.rows if p + 1 < num_tokens)
+        if not positions:
+            return
+        rows = [self.rows.pop(position) for position in positions]
+        token_ids = [self.token_ids[position + 1] for position in positions]
+        for position, found in zip(positions, describe(rows, token_ids), strict=True):
+            self.logprobs[position + 1] = found
+            self.found_logprobs[position + 1] = found.logprob
+
+    @property
+    def _num_tellable(self) -> int:
+        """How many of the next tokens have their log-probabilities."""
+        first = position = self.num_prompt_tokens + self.num_released_tokens
+        while position in self.logprobs:
+            position += 1
+        return position - first
 
 
 @dataclass(slots=True, eq=False)

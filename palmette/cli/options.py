@@ -29,7 +29,8 @@ HELP = {
     "host_directory": "keep those in a file in this directory instead, mapped into memory",
     "max_batch_tokens": "tokens computed in one step",
     "max_running": "sequences in one step",
-    "jump_forward": "append tokens that a constraint forces without a step for each",
+    "jump_forward": "append what a constraint forces without a step for each token",
+    "jump_mode": "in which tokens: those that are drawn, or those the tokenizer would choose",
     "policy": "who of those that wait comes next: depth-first over their prompts, longest cached "
     "prefix, or by arrival",
     "max_wait": "seconds that others may pass a waiting request",

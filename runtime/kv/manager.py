@@ -211,7 +211,9 @@ class KVManager:
         if lease is None:
             return
         size = self.page_size
-        held, whole = lease.num_pages, sequence.num_computed_tokens // size
+        # What may be replaced is no page that others could share.
+        num_settled = min(sequence.num_computed_tokens, sequence.num_settled_tokens)
+        held, whole = lease.num_pages, num_settled // size
         if whole <= held:
             return
         new_token_ids = sequence.token_ids[held * size : whole * size]

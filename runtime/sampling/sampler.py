@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from palmette.errors import EngineError, InvalidRequest
-from palmette.protocol import SamplingParams
+from palmette.protocol import SamplingParams, TokenLogprob
 from palmette.runtime.sampling.adjustments import adjusted
 from palmette.runtime.sampling.distribution import draw
 from palmette.runtime.sampling.logprobs import gathered_logprobs, token_logprobs
@@ -85,6 +85,16 @@ class Sampler:
         if len(answered) < len(results):
             raise EngineError(f"{_NOT_NUMBERS} (row {results.index(None)})")
         return answered
+
+    def describe(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+    ) -> list[TokenLogprob | None]:
+        """Each row's log-probability of its token, and its likeliest ones; see `token_logprobs`.
+
+        `logits` [R, vocab_rows]; None where the logits of a row are not numbers.
+        """
+        real = self._real(logits, len(token_ids))
+        return token_logprobs(real, token_ids, num_top) if len(token_ids) else []
 
     def _real(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
         if logits.shape != (num_rows, self.vocab_rows):

@@ -77,8 +77,8 @@ class OutputBuffer:
             self._cut(self._match.start)
         return self.matched
 
-    def take(self) -> tuple[list[int], str]:
-        """Ids and text that became releasable since the last call."""
+    def take(self, at_most: int | None = None) -> tuple[list[int], str]:
+        """Ids and text that became releasable since the last call; `at_most` so many ids."""
         limit = self._num_characters
         if self._match is None:
             limit -= self._matcher.num_held
@@ -86,6 +86,8 @@ class OutputBuffer:
         text: list[str] = []
         while self._held and self._held[0].end <= limit:
             if len(self._held) == 1 and self._decoder.pending and self._match is None:
+                break
+            if at_most is not None and len(token_ids) + len(self._held[0].token_ids) > at_most:
                 break
             group = self._held.popleft()
             token_ids.extend(group.token_ids)
@@ -113,3 +115,38 @@ class OutputBuffer:
             begin = first.end - sum(map(len, first.text))
             self._cut_text = rest[: start - begin]
         self._held = kept
+
+
+class GrowingText:
+    """The text of an output whose tokens may still change: is there a stop string in it?
+
+    Bytes are fed as they come; they never change.
+    """
+
+    def __init__(self, stop: Iterable[str]) -> None:
+        self._decoder = StreamDecoder(lambda byte: bytes((byte,)))
+        self._matcher = StopMatcher(stop)
+        self._text: list[str] = []
+        self._num_bytes = 0
+
+    def feed(self, data: bytes) -> StopMatch | None:
+        """The stop string that the bytes complete, as a place in the whole text."""
+        self._num_bytes += len(data)
+        text = "".join(map(self._decoder.feed, data))
+        self._text.append(text)
+        return self._matcher.feed(text)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def num_open_bytes(self) -> int:
+        """How many at the end may belong to a stop string, or to a character that is not whole."""
+        num_held = self._matcher.num_held
+        held = "".join(self._text)[-num_held:] if num_held else ""
+        return len(held.encode()) + len(self._decoder.pending)
+
+    def num_bytes_before(self, match: StopMatch) -> int:
+        """Where in the bytes the stop string begins."""
+        return len("".join(self._text)[: match.start].encode())

@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought for one sequence: a token, scores by position, an error, or nothing."""
+    """What a step brought for one sequence: a token, scores by position, an error, or nothing.
+
+    `rows` are logits [vocab_rows] by position, for sequences that tell log-probabilities of tokens
+    they did not draw.
+    """
 
     sampled: SampledToken | None = None
+    rows: dict[int, torch.Tensor] = field(default_factory=dict)
     scores: dict[int, dict[int, float]] = field(default_factory=dict)
     error: PalmetteError | None = None
 
@@ -60,18 +65,24 @@ class Worker:
         rows: list[int] = []  # row of the batch, for each logits row wanted
         drawing: list[tuple[int, int]] = []  # (index in work, index in rows)
         scoring: list[tuple[int, int, int]] = []  # (index in work, index in rows, position)
+        keeping: list[tuple[int, int, int]] = []  # the same
         first_row = 0
         for index, item in enumerate(work):
             for position in item.sequence.logit_positions(item.start, item.end):
                 if isinstance(item.sequence, ScoringSequence):
                     scoring.append((index, len(rows), position))
-                else:
-                    drawing.append((index, len(rows)))
+                elif isinstance(item.sequence, GenerationSequence):
+                    if item.sequence.draws_after(position):
+                        drawing.append((index, len(rows)))
+                    if item.sequence.keeps_rows:
+                        keeping.append((index, len(rows), position))
                 rows.append(first_row + position - item.start)
             first_row += item.num_tokens
         logits = self.model.forward(self._batch(work, rows), self.kv)  # [R, vocab_rows]
         self._draw(work, drawing, logits, outcomes)
         self._score(work, scoring, logits, outcomes)
+        for index, row, position in keeping:
+            outcomes[index].rows[position] = logits[row].clone()
         return outcomes
 
     def _carry_out(self, move: Move) -> None:
@@ -143,7 +154,7 @@ class Worker:
             params=sequence.request.sampling,
             seed=sequence.seed,
             path=sequence.request.path,
-            position=len(sequence.token_ids),
+            position=sequence.draw_position,
             prompt_counts=sequence.prompt_counts,
             output_counts=sequence.output_counts,
             mask=mask,
