@@ -5,23 +5,24 @@ from __future__ import annotations
 from decimal import Decimal
 
 from palmette.grammar.errors import InvalidGrammar
-from palmette.grammar.json_schema.document import Json, describe
+from palmette.grammar.json_schema.document import Json, describe, identity
 from palmette.grammar.json_schema.numbers import Bounds
 from palmette.grammar.json_schema.schemas import Schema
 
 
 def values(schema: Schema) -> list[Json] | None:
-    """The values of `enum` or `const`; None if there is neither."""
-    if schema.has("const"):
-        return [schema.value["const"]]
+    """The values that `enum` and `const` both allow; None if there is neither."""
+    constants = [schema.value["const"]] if schema.has("const") else None
     if not schema.has("enum"):
-        return None
+        return constants
     listed = schema.value["enum"]
     if not isinstance(listed, list):
         raise InvalidGrammar(
             f"enum must be an array, got {describe(listed)}", pointer=schema.where("enum")
         )
-    return listed
+    if constants is None:
+        return listed
+    return constants if identity(constants[0]) in map(identity, listed) else []
 
 
 def bounds(schema: Schema) -> Bounds:
