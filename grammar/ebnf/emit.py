@@ -135,7 +135,9 @@ class _Emitter:
                 size = self._size(self._bodies[name])
                 if not is_circular:
                     self._rule_sizes[name] = size
-        first_calls = {name: self._first_calls(root) for name, root in self._bodies.items()}
+        first_calls = {
+            name: self._shortest.first_calls(root) for name, root in self._bodies.items()
+        }
         for (name,) in components(first_calls):  # no circles are left
             chain = 1 + max((chains[other] for other in first_calls[name]), default=0)
             if chain > _FIRST_CALLS and not self._is_regular_rule(name):
@@ -144,26 +146,6 @@ class _Emitter:
                     f"up to the rule '{name}'"
                 )
             chains[name] = 0 if self._is_regular_rule(name) else chain
-
-    def _first_calls(self, root: Node) -> dict[str, None]:
-        found: dict[str, None] = {}
-        pending = [root]
-        seen: set[Node] = set()
-        while pending:
-            node = pending.pop()
-            if node in seen or not self._shortest.is_possible(node):
-                continue
-            seen.add(node)
-            if isinstance(node, Reference):
-                found[node.name] = None
-            elif isinstance(node, Sequence):
-                for item in node.items:
-                    pending.append(item)
-                    if not self._shortest.is_nullable(item):
-                        break
-            else:
-                pending.extend(items_of(node))
-        return found
 
     def _size(self, root: Node) -> _Size:
         for node in inside_out(root, self._sizes.__contains__):

@@ -50,7 +50,7 @@ class _Remover:
         self._new: dict[str, Node] = {}
 
     def remove(self) -> dict[str, Node]:
-        calls = {name: self._first_calls(root) for name, root in self._rules.items()}
+        calls = {name: self._shortest.first_calls(root) for name, root in self._rules.items()}
         self._new = dict(self._rules)
         solved: set[str] = set()
         for names in components(calls):
@@ -63,34 +63,6 @@ class _Remover:
                 solved.add(name)
                 self._new[_some_name(name)] = self._some(self._rules[name])
         return self._new
-
-    def _first_calls(self, root: Node) -> dict[str, None]:
-        """The rules that a text of the node may begin with."""
-        found: dict[str, None] = {}
-        seen: set[Node] = set()
-        pending = [root]
-        while pending:
-            node = pending.pop()
-            if node in seen or not self._shortest.is_possible(node):
-                continue
-            seen.add(node)
-            self._store.spend()
-            if isinstance(node, Reference):
-                found[node.name] = None
-            elif isinstance(node, Sequence):
-                pending.extend(self._first_items(node))
-            elif isinstance(node, Choice):
-                pending.extend(node.items)
-            elif isinstance(node, Repeat) and node.high != 0:
-                pending.append(node.item)
-        return found
-
-    def _first_items(self, node: Sequence) -> Iterable[Node]:
-        """The items before which there may be nothing."""
-        for item in node.items:
-            yield item
-            if not self._shortest.is_nullable(item):
-                return
 
     # The rules of one circle, as linear equations. If A is "B r" or "t", with B a rule of the
     # circle, then to read A is to read some t, and then to go along the r from rule to rule until
@@ -154,7 +126,7 @@ class _Remover:
                 if isinstance(node, Reference):
                     touches = node.name in among
                 elif isinstance(node, Sequence):
-                    touches = any(item in touching for item in self._first_items(node))
+                    touches = any(item in touching for item in self._shortest.first_items(node))
                 elif isinstance(node, Choice):
                     touches = any(item in touching for item in node.items)
                 else:
@@ -165,7 +137,7 @@ class _Remover:
 
     def suffixes(self, node: Sequence, rest: Node | None) -> Iterable[tuple[Node, Node | None]]:
         """Each item before which there may be nothing, and all that follows it."""
-        first = list(self._first_items(node))
+        first = list(self._shortest.first_items(node))
         others = node.items[len(first) :]
         after = _join(sequence(others), rest) if others else rest
         found: list[tuple[Node, Node | None]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from palmette.grammar.ebnf.nodes import (
@@ -47,6 +48,34 @@ class Shortest:
     def is_possible(self, node: Node) -> bool:
         """Whether there is any text."""
         return node in self.num_bytes
+
+    def first_calls(self, root: Node) -> dict[str, None]:
+        """The rules that a text of the node may begin with."""
+        found: dict[str, None] = {}
+        seen: set[Node] = set()
+        pending = [root]
+        while pending:
+            node = pending.pop()
+            if node in seen or not self.is_possible(node):
+                continue
+            seen.add(node)
+            self._store.spend()
+            if isinstance(node, Reference):
+                found[node.name] = None
+            elif isinstance(node, Sequence):
+                pending.extend(self.first_items(node))
+            elif isinstance(node, Choice):
+                pending.extend(node.items)
+            elif isinstance(node, Repeat) and node.high != 0:
+                pending.append(node.item)
+        return found
+
+    def first_items(self, node: Sequence) -> Iterable[Node]:
+        """The items before which there may be nothing."""
+        for item in node.items:
+            yield item
+            if not self.is_nullable(item):
+                return
 
     def _read(self, rules: dict[str, Node]) -> None:
         seen: set[Node] = set()
