@@ -33,7 +33,6 @@ class Grammar:
         shared: SharedMasks,
         store: term_store.TermStore,
         start: terms.Term,
-        rules: Sequence[terms.Rule],
     ) -> None: ...
     @property
     def num_states(self) -> int: ...

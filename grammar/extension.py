@@ -69,7 +69,7 @@ class NativeGrammar(CompiledGrammar):
         self.notes = notes
         self.start = start
         self._rules = rules
-        self.core = _native.Grammar(vocabulary.native, shared, store, start, rules)
+        self.core = _native.Grammar(vocabulary.native, shared, store, start)
 
     def matcher(self) -> Matcher:
         return NativeMatcher(self)

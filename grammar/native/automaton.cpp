@@ -1,0 +1,55 @@
+#include "automaton.hpp"
+
+namespace palmette {
+
+namespace {
+
+constexpr std::size_t kBytesPerTerm = 500;  // with its derivatives; measured on ordinary schemas
+constexpr std::size_t kFewPairs = 3;        // are searched as fast as a row is looked up
+
+}  // namespace
+
+std::size_t Automaton::num_bytes() const { return store_.size() * kBytesPerTerm; }
+
+bool Automaton::trim() {
+    const Limits& limits = store_.limits();
+    if (static_cast<Count>(num_states_) * 2 <= limits.max_states &&
+        static_cast<Count>(store_.num_new()) * 2 <= limits.max_terms) {
+        return false;
+    }
+    store_.sweep();
+    num_states_ = 1;
+    ++generation_;
+    return true;
+}
+
+void Automaton::count_state(Term* term) {
+    const Limits& limits = store_.limits();
+    if (static_cast<Count>(num_states_) >= limits.max_states) {
+        throw TooComplex("the grammar needs more than " + std::to_string(num_states_) +
+                         " states at once");
+    }
+    if (static_cast<Count>(store_.num_new()) > limits.max_terms) {
+        throw TooComplex("the grammar needs more than " + std::to_string(limits.max_terms) +
+                         " terms at once");
+    }
+    term->is_state = true;
+    ++num_states_;
+}
+
+void Automaton::fill_row(Term* state) {
+    const Pairs& pairs = store_.parts(state);
+    for (const Pair& pair : pairs) enter(pair.after);
+    if (pairs.size() > kFewPairs && pairs.size() <= DenseRow::kNoPair) {
+        auto dense = std::make_unique<DenseRow>();
+        for (auto& each : dense->pair) each = DenseRow::kNoPair;
+        for (std::size_t i = 0; i < pairs.size(); ++i) {
+            pairs[i].bits.for_each(
+                [&](std::uint8_t byte) { dense->pair[byte] = static_cast<std::uint8_t>(i); });
+        }
+        state->dense = std::move(dense);
+    }
+    state->has_row = true;
+}
+
+}  // namespace palmette

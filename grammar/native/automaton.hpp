@@ -1,0 +1,123 @@
+// Stepping through a grammar: terms whose parts are known are its states.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store.hpp"
+#include "vocabulary.hpp"
+
+namespace palmette {
+
+class Automaton {
+  public:
+    explicit Automaton(Store& store) : store_(store) {}
+
+    Store& store() { return store_; }
+
+    std::size_t generation() const { return generation_; }
+
+    std::size_t num_states() const { return num_states_; }
+
+    // About how much memory the states and the terms behind them take.
+    std::size_t num_bytes() const;
+
+    // Drop everything if half of a limit is in use; the rest is room for one operation.
+    bool trim();
+
+    // Count a term that is not empty as a state.
+    void enter(Term* term) {
+        if (!term->is_state) count_state(term);
+    }
+
+    // The next state, null if the byte is not allowed.
+    Term* step(Term* state, std::uint8_t byte) {
+        if (!state->has_row) fill_row(state);
+        if (state->dense) {
+            const std::uint8_t index = state->dense->pair[byte];
+            return index == DenseRow::kNoPair ? nullptr : state->parts()[index].after;
+        }
+        for (const Pair& pair : state->parts()) {
+            if (pair.bits.contains(byte)) return pair.after;
+        }
+        return nullptr;
+    }
+
+    Term* step(Term* state, std::string_view text) {
+        for (char each : text) {
+            state = step(state, static_cast<std::uint8_t>(each));
+            if (!state) return nullptr;
+        }
+        return state;
+    }
+
+    // The moves of a state: disjoint byte sets, and for each the next state.
+    const Pairs& moves(Term* state) {
+        if (!state->has_row) fill_row(state);
+        return state->parts();
+    }
+
+    bool accepts(Term* state, std::string_view text) {
+        state = step(state, text);
+        return state && state->nullable;
+    }
+
+    // Call `visit(node, state)` for every node below `node` that is reached alive from `state`.
+    template <class Visit>
+    void walk(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit visit) {
+        if (node) {
+            walk_below(vocabulary, node, state, visit);
+            return;
+        }
+        // The root has a child for most bytes, and few states allow most bytes.
+        const Pairs& pairs = moves(state);
+        for (const Pair& pair : pairs) {
+            pair.bits.for_each([&](std::uint8_t byte) {
+                const NodeIndex child = vocabulary.root_child(byte);
+                if (!child) return;
+                visit(child, pair.after);
+                walk_below(vocabulary, child, pair.after, visit);
+            });
+        }
+    }
+
+  private:
+    template <class Visit>
+    void walk_below(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit& visit) {
+        const Node* nodes = vocabulary.nodes();
+        const NodeIndex end = nodes[node].end;
+        if (node + 1 == end) return;
+        const std::size_t above = nodes[node].depth;
+        if (stack_.size() < vocabulary.max_depth() + std::size_t{1}) {
+            stack_.resize(vocabulary.max_depth() + std::size_t{1});
+        }
+        Term** stack = stack_.data();  // the state at each depth; nothing below walks again
+        stack[0] = state;
+        std::size_t num_visited = 0;
+        for (NodeIndex at = node + 1; at < end;) {
+            const Node& here = nodes[at];
+            Term* after = step(stack[here.depth - above - 1], here.byte);
+            if ((++num_visited & (kNodesPerWork - 1)) == 0) store_.spend();
+            if (!after) {
+                at = here.end;
+                continue;
+            }
+            stack[here.depth - above] = after;
+            visit(at, after);
+            ++at;
+        }
+    }
+
+    static constexpr std::size_t kNodesPerWork = 64;
+
+    void fill_row(Term* state);
+    void count_state(Term* term);
+
+    Store& store_;
+    std::size_t num_states_ = 1;  // the state from which nothing goes on is one
+    std::size_t generation_ = 1;
+    std::vector<Term*> stack_;
+};
+
+}  // namespace palmette

@@ -1,0 +1,284 @@
+// Derivatives: what may come next, and what is left after it.
+#include <algorithm>
+#include <unordered_set>
+
+#include "store.hpp"
+
+namespace palmette {
+
+namespace {
+
+// What is wrong where a derivative waits for itself.
+TooComplex circle(const std::vector<Term*>& pending, const std::unordered_set<Term*>& waiting,
+                  Term* start) {
+    bool is_inside = false;
+    for (Term* term : pending) {
+        is_inside |= term == start;
+        if (is_inside && waiting.count(term) && term->rule) {
+            return TooComplex(term->rule->name + " begins with itself");
+        }
+    }
+    return nested_too_deeply();
+}
+
+}  // namespace
+
+const Pairs& Store::parts(Term* term) {
+    if (!term->has_parts) {
+        Pairs found = determinise(form(term));
+        if (found == term->form) {
+            term->parts_are_form = true;  // one copy is enough
+        } else {
+            term->own_parts = std::move(found);
+        }
+        term->has_parts = true;
+    }
+    return term->parts();
+}
+
+const Pairs& Store::form(Term* term) {
+    if (!term->has_form) settle_form(term);
+    return term->form;
+}
+
+// The terms whose derivatives that of a sequence, alternation, repetition or call is made of.
+template <class Function>
+void Store::for_each_beginning(Term* term, Function function) {
+    if (term->kind == Kind::kSequence) {
+        function(term->item(0));
+        if (term->item(0)->nullable) function(term->item(1));
+    } else if (term->kind == Kind::kAlternation || term->kind == Kind::kRepeat) {
+        for (std::uint32_t i = 0; i < term->num_items; ++i) function(term->item(i));
+    } else if (term->kind == Kind::kCall) {
+        function(body_of(*term->rule));
+    }
+}
+
+// Derive a term after those that its derivative is made of; stacks may be deep.
+void Store::settle_form(Term* term) {
+    const Descent descent(*this);
+    std::vector<Term*> pending{term};
+    std::unordered_set<Term*> waiting;
+    while (!pending.empty()) {
+        Term* top = pending.back();
+        if (!top->has_form && !waiting.count(top)) {
+            const std::size_t before = pending.size();
+            for_each_beginning(top, [&](Term* each) {
+                if (!each->has_form) pending.push_back(each);
+            });
+            if (pending.size() > before) {
+                waiting.insert(top);
+                for (std::size_t i = before; i < pending.size(); ++i) {
+                    if (waiting.count(pending[i])) throw circle(pending, waiting, pending[i]);
+                }
+                continue;
+            }
+        }
+        pending.pop_back();
+        if (!top->has_form) {
+            Pairs found = derive(top);
+            top->form = std::move(found);
+            top->has_form = true;
+        }
+        waiting.erase(top);
+    }
+}
+
+Pairs Store::derive(Term* term) {
+    const Descent descent(*this);
+    spend();
+    Pairs pairs;
+    switch (term->kind) {
+        case Kind::kBytes:
+            pairs.push_back({term->bits, epsilon_});
+            break;
+        case Kind::kWords:
+            return derive_words(term);
+        case Kind::kSequence:
+            return derive_sequence(term);
+        case Kind::kAlternation:
+            spend(term->num_items);
+            for (std::uint32_t i = 0; i < term->num_items; ++i) {
+                const Pairs& inner = form(term->item(i));
+                pairs.insert(pairs.end(), inner.begin(), inner.end());
+            }
+            break;
+        case Kind::kRepeat: {
+            Term* item = term->item();
+            const Count high = term->high == kUnbounded ? kUnbounded : term->high - 1;
+            Term* rest = repeat(item, std::max(term->low - 1, Count{0}), high);
+            for (const Pair& pair : form(item)) {
+                pairs.push_back({pair.bits, sequence(pair.after, rest)});
+            }
+            break;
+        }
+        case Kind::kBoth:
+            return derive_both(term);
+        case Kind::kNot: {
+            ByteSet left = ByteSet::all();
+            for (const Pair& pair : parts(term->item())) {
+                left = left & ~pair.bits;
+                pairs.push_back({pair.bits, complement(pair.after)});
+            }
+            if (left.any()) pairs.push_back({left, anything_});
+            break;
+        }
+        case Kind::kLexeme:
+            for (const Pair& pair : parts(term->item())) {
+                pairs.push_back({pair.bits, lexeme(pair.after)});
+            }
+            break;
+        case Kind::kCall:
+            return form(body_of(*term->rule));
+        case Kind::kObject:
+        case Kind::kArray:
+        case Kind::kMember:
+            return form(unfold(term));
+        case Kind::kTable:
+            for (const auto& move : term->table->moves[term->depth]) {
+                pairs.push_back({move.bits, row(term->table, move.after)});
+            }
+            break;
+        default:
+            break;
+    }
+    return pairs;
+}
+
+Pairs Store::derive_words(Term* term) {
+    Pairs pairs;
+    const auto& words = term->words->words;
+    const auto depth = term->depth;
+    Count at = term->low + (term->nullable ? 1 : 0);
+    while (at < term->high) {
+        const char byte = words[static_cast<std::size_t>(at)][depth];
+        const auto end = std::partition_point(
+            words.begin() + at, words.begin() + term->high,
+            [&](const std::string& word) { return word[depth] == byte; });
+        const Count next = end - words.begin();
+        pairs.push_back({ByteSet::of(static_cast<std::uint8_t>(byte)),
+                         this->words(term->words, at, next, depth + 1)});
+        at = next;
+    }
+    return pairs;
+}
+
+Pairs Store::derive_sequence(Term* term) {
+    Pairs pairs;
+    Term* head = term->item(0);
+    Term* tail = term->item(1);
+    for (const Pair& pair : form(head)) pairs.push_back({pair.bits, sequence(pair.after, tail)});
+    if (head->nullable) {
+        const Pairs& inner = form(tail);
+        pairs.insert(pairs.end(), inner.begin(), inner.end());
+    }
+    return pairs;
+}
+
+Pairs Store::derive_both(Term* term) {
+    struct Common {
+        ByteSet bits;
+        std::vector<Term*> afters;
+    };
+    std::vector<Common> combined;
+    for (const Pair& pair : parts(term->item(0))) combined.push_back({pair.bits, {pair.after}});
+    for (std::uint32_t i = 1; i < term->num_items; ++i) {
+        const Pairs& others = parts(term->item(i));
+        spend(combined.size() * others.size() / 16);
+        std::vector<Common> more;
+        for (const Common& known : combined) {
+            for (const Pair& other : others) {
+                const ByteSet bits = known.bits & other.bits;
+                if (!bits.any()) continue;
+                more.push_back({bits, known.afters});
+                more.back().afters.push_back(other.after);
+            }
+        }
+        combined.swap(more);
+    }
+    Pairs pairs;
+    for (const Common& each : combined) {
+        Term* after = both(each.afters);
+        if (after != empty_) pairs.push_back({each.bits, after});
+    }
+    return pairs;
+}
+
+Term* Store::body_of(Rule& rule) {
+    if (!rule.body) {
+        const Descent descent(*this);
+        rule.body = rule.build();
+    }
+    return rule.body;
+}
+
+Term* Store::shortest_of(Rule& rule) {
+    if (!rule.shortest) {
+        const Descent descent(*this);
+        rule.shortest = rule.make_shortest();
+    }
+    return rule.shortest;
+}
+
+Pairs Store::determinise(const Pairs& form) {
+    struct Part {
+        ByteSet bits;
+        std::vector<Term*> afters;
+    };
+    // The common case first: nothing overlaps and nothing is empty.
+    Pairs merged;
+    ByteSet seen;
+    bool is_plain = form.size() <= 8;
+    for (std::size_t i = 0; is_plain && i < form.size(); ++i) {
+        is_plain = !form[i].bits.intersects(seen) && !form[i].after->is_searched;
+        seen = seen | form[i].bits;
+    }
+    const auto merge_into = [](Pairs& pairs, Term* after, const ByteSet& bits) {
+        for (Pair& pair : pairs) {
+            if (pair.after == after) {
+                pair.bits = pair.bits | bits;
+                return;
+            }
+        }
+        pairs.push_back({bits, after});
+    };
+    if (is_plain) {
+        for (const Pair& pair : form) merge_into(merged, pair.after, pair.bits);
+        return merged;
+    }
+    seen = ByteSet();
+    std::vector<Part> parts;
+    for (const Pair& pair : form) {
+        if (pair.after->is_searched && is_empty(pair.after)) continue;
+        if (!pair.bits.intersects(seen)) {
+            parts.push_back({pair.bits, {pair.after}});
+            seen = seen | pair.bits;
+            continue;
+        }
+        spend(parts.size() / 16);
+        ByteSet left = pair.bits;
+        const std::size_t num_parts = parts.size();
+        for (std::size_t i = 0; i < num_parts && left.any(); ++i) {
+            const ByteSet common = parts[i].bits & left;
+            if (!common.any()) continue;
+            if (common == parts[i].bits) {
+                parts[i].afters.push_back(pair.after);
+            } else {
+                Part split{common, parts[i].afters};
+                split.afters.push_back(pair.after);
+                parts[i].bits = parts[i].bits & ~common;
+                parts.push_back(std::move(split));
+            }
+            left = left & ~common;
+        }
+        if (left.any()) parts.push_back({left, {pair.after}});
+        seen = seen | pair.bits;
+    }
+    for (const Part& part : parts) {
+        Term* after = part.afters.size() == 1 ? part.afters[0] : alternation(part.afters);
+        merge_into(merged, after, part.bits);
+    }
+    return merged;
+}
+
+}  // namespace palmette

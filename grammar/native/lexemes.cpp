@@ -1,0 +1,341 @@
+#include "lexemes.hpp"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace palmette {
+
+namespace {
+
+constexpr std::size_t kExplored = 1000;      // terms
+constexpr Count kBytesPerCharacter = 6;      // at most, in the shortest of its spellings
+constexpr Count kFewWords = 16;
+
+bool excludes_finitely(const Term* term) {
+    return term->kind == Kind::kNot && term->item()->is_finite;
+}
+
+// Learn about a term and, first, about its items; without recursion, for deep terms.
+template <class Known, class Learn>
+void settle(Term* term, Known is_known, Learn learn) {
+    std::vector<Term*> pending{term};
+    while (!pending.empty()) {
+        Term* top = pending.back();
+        if (is_known(top)) {
+            pending.pop_back();
+            continue;
+        }
+        const std::size_t before = pending.size();
+        for (std::uint32_t i = 0; i < top->num_items; ++i) {
+            if (!is_known(top->item(i))) pending.push_back(top->item(i));
+        }
+        if (pending.size() > before) continue;
+        learn(top);
+        pending.pop_back();
+    }
+}
+
+Term* end_of(Term* term) {
+    while (term->kind == Kind::kSequence) term = term->item(1);
+    return term;
+}
+
+std::vector<Term*> ends_of(const std::vector<Term*>& counters) {
+    std::vector<Term*> ends;
+    for (Term* counter : counters) {
+        for (Term* each : Alternatives(counter)) ends.push_back(end_of(each));
+    }
+    return ends;
+}
+
+bool is_open(const Term* end) { return end->low == 0 && end->high == kUnbounded; }
+
+template <class Number>
+void append(std::string& text, Number number) {
+    text.append(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+}  // namespace
+
+std::uint64_t Structures::number_of(std::string description) {
+    const auto found = known_.find(description);
+    if (found != known_.end()) return found->second;
+    num_bytes_ += description.size() + kBytesPerEntry;
+    if (num_bytes_ > kMaxBytes) {
+        known_.clear();
+        num_bytes_ = description.size() + kBytesPerEntry;
+    }
+    known_.emplace(std::move(description), next_);
+    return next_++;
+}
+
+// Clamping
+
+Term* Lexemes::clamp(Term* term, Count num_bytes) {
+    if (!term->clamped) term->clamped = clamp_whole(term, num_bytes);
+    return term->clamped;
+}
+
+Term* Lexemes::clamp_whole(Term* term, Count num_bytes) {
+    const Store::Descent descent(store_);
+    if (term->kind == Kind::kLexeme) return store_.lexeme(clamp_whole(term->item(), num_bytes));
+    if (term->kind == Kind::kAlternation) {
+        std::vector<Term*> items;
+        for (Term* item : Alternatives(term)) items.push_back(clamp_whole(item, num_bytes));
+        return store_.alternation(items);
+    }
+    auto elements = spine_of(term);
+    bool is_same = true;
+    for (Term*& element : elements) {
+        Term* clamped = clamp_element(element, num_bytes);
+        is_same &= clamped == element;
+        element = clamped;
+    }
+    return is_same ? term : store_.sequence(elements.data(), elements.size());
+}
+
+Term* Lexemes::clamp_element(Term* term, Count num_bytes) {
+    if (term->kind == Kind::kBoth) return clamp_both(term, num_bytes);
+    if (term->kind != Kind::kRepeat || term->item()->nullable) return term;
+    const Count high = term->high <= num_bytes ? term->high : kUnbounded;
+    return store_.repeat(term->item(), std::min(term->low, num_bytes + 1), high);
+}
+
+// What else is asked for can be completed within `detour` characters, wherever a prefix ends. A
+// maximum that is further off than that can neither be met nor make it impossible.
+Term* Lexemes::clamp_both(Term* term, Count num_bytes) {
+    auto [others, counters] = store_.split_counters(term);
+    if (counters.empty() || !others) return term;
+    const auto far = detour(others);
+    if (!far) return term;
+    std::vector<Term*> items{others};
+    for (Term* counter : counters) items.push_back(without_end(counter, add(num_bytes, *far)));
+    return store_.both(items);
+}
+
+Term* Lexemes::without_end(Term* term, Count far) {
+    if (term->kind == Kind::kAlternation) {
+        std::vector<Term*> items;
+        for (Term* item : Alternatives(term)) items.push_back(without_end(item, far));
+        return store_.alternation(items);
+    }
+    auto elements = spine_of(term);
+    Term*& counter = elements.back();
+    if (counter->high != kUnbounded && counter->high >= far) {
+        counter = store_.repeat(counter->item(), counter->low, kUnbounded);
+    }
+    return store_.sequence(elements.data(), elements.size());
+}
+
+// A prefix that can be completed with the excluded words can be completed without them: any
+// characters may follow, so some lead away from all of them.
+Term* Lexemes::without_exclusion(Term* lexeme) {
+    if (lexeme->kind != Kind::kLexeme || !lexeme->is_searched) return nullptr;
+    auto elements = spine_of(lexeme->item());
+    Term** searched = nullptr;
+    for (Term*& element : elements) {
+        if (!element->is_searched) continue;
+        if (searched) return nullptr;
+        searched = &element;
+    }
+    if (!searched || (*searched)->kind != Kind::kBoth) return nullptr;
+    auto [others, counters] = store_.split_counters(*searched);
+    if (counters.size() != 1 || !others || !excludes_finitely(others)) return nullptr;
+    for (const Term* end : ends_of(counters)) {
+        if (!is_open(end)) return nullptr;
+    }
+    *searched = counters[0];
+    return store_.lexeme(store_.sequence(elements.data(), elements.size()));
+}
+
+// Structure
+
+std::uint64_t Lexemes::structure(Term* term, Structures& structures) {
+    settle(
+        term, [](const Term* each) { return each->structure != 0; },
+        [&](Term* each) {
+            store_.spend();
+            each->structure = structures.number_of(describe(each, structures));
+        });
+    return term->structure;
+}
+
+std::string Lexemes::describe(Term* term, Structures& structures) {
+    std::string text(1, static_cast<char>(term->kind));
+    if (term->kind == Kind::kWords) {
+        if (term->high - term->low <= kFewWords) {
+            for (Count i = term->low; i < term->high; ++i) {
+                const auto word = term->suffix(i);
+                append(text, word.size());
+                text += word;
+            }
+            return text;
+        }
+        WordList& list = *term->words;
+        if (!list.structure) {
+            std::string whole = "words";
+            for (const auto& word : list.words) {
+                append(whole, word.size());
+                whole += word;
+            }
+            list.structure = structures.number_of(std::move(whole));
+        }
+        text += "list";
+        append(text, list.structure);
+    } else if (term->kind == Kind::kTable) {
+        Table& table = *term->table;
+        if (!table.structure) {
+            std::string whole = "table";
+            for (std::size_t state = 0; state < table.moves.size(); ++state) {
+                append(whole, static_cast<char>(table.accepting[state]));
+                append(whole, table.moves[state].size());
+                for (const auto& move : table.moves[state]) {
+                    append(whole, move.bits);
+                    append(whole, move.after);
+                }
+            }
+            table.structure = structures.number_of(std::move(whole));
+        }
+        append(text, table.structure);
+    } else if (term->kind == Kind::kBytes) {
+        append(text, term->bits);
+        return text;
+    }
+    append(text, term->low);
+    append(text, term->high);
+    append(text, term->depth);
+    std::vector<std::uint64_t> items;
+    for (std::uint32_t i = 0; i < term->num_items; ++i) items.push_back(term->item(i)->structure);
+    if (term->kind == Kind::kAlternation || term->kind == Kind::kBoth) {
+        std::sort(items.begin(), items.end());
+    }
+    for (auto item : items) append(text, item);
+    return text;
+}
+
+// Detours
+
+std::optional<Count> Lexemes::detour(Term* term) {
+    if (!term->has_detour) {
+        if (term->is_searched) {
+            const auto found = searched_detour(term);
+            term->detour = found ? *found : kUnknown;
+            term->has_detour = true;
+        } else {
+            settle(
+                term, [](const Term* each) { return each->has_detour; },
+                [this](Term* each) { learn_detour(each); });
+        }
+    }
+    return term->detour == kUnknown ? std::nullopt : std::optional<Count>(term->detour);
+}
+
+std::optional<Count> Lexemes::searched_detour(Term* term) {
+    const Store::Descent descent(store_);
+    if (term->kind == Kind::kLexeme) return detour(term->item());
+    if (term->kind == Kind::kSequence) {
+        Count longest = 0;
+        Count after = 0;
+        const auto elements = spine_of(term);
+        for (auto at = elements.rbegin(); at != elements.rend(); ++at) {
+            const auto inside = detour(*at);
+            if (!inside) return std::nullopt;
+            longest = std::max(longest, add(*inside, after));
+            after = add(after, store_.min_bytes(*at));
+        }
+        return longest;
+    }
+    if (term->kind == Kind::kBoth) {
+        auto [others, counters] = store_.split_counters(term);
+        if (!counters.empty() && others) return counted_detour(others, counters);
+    }
+    return explored_detour(term);
+}
+
+// As without the counters, unless the end of one is closer than that, so that a text of fewer but
+// longer characters is needed.
+std::optional<Count> Lexemes::counted_detour(Term* others, const std::vector<Term*>& counters) {
+    const auto ends = ends_of(counters);
+    if (excludes_finitely(others) && std::all_of(ends.begin(), ends.end(), is_open)) {
+        // Finish the character that has begun, and add one that leads away from every word.
+        return 4 * kBytesPerCharacter;
+    }
+    std::optional<Count> far;
+    if (std::all_of(ends.begin(), ends.end(), [](const Term* end) { return end->low == 0; })) {
+        far = detour(others);
+    }
+    if (!far) {
+        for (const Term* end : ends) {
+            if (end->high != kUnbounded && (!far || end->high < *far)) far = end->high;
+        }
+    }
+    if (!far) return std::nullopt;
+    return multiply(add(*far, 2), kBytesPerCharacter);
+}
+
+void Lexemes::learn_detour(Term* term) {
+    const auto inner = [term](std::uint32_t index) {
+        return std::max(term->item(index)->detour, Count{0});
+    };
+    Count longest = 0;
+    if (term->kind == Kind::kWords) {
+        for (Count i = term->low; i < term->high; ++i) {
+            const auto& word = term->words->words[static_cast<std::size_t>(i)];
+            longest = std::max(longest, static_cast<Count>(word.size()));
+        }
+    } else if (term->kind == Kind::kTable) {
+        const auto& distances = term->table->distances;
+        longest = *std::max_element(distances.begin(), distances.end());
+    } else if (term->kind == Kind::kSequence) {
+        longest = std::max(add(inner(0), store_.min_bytes(term->item(1))), inner(1));
+    } else if (term->kind == Kind::kRepeat) {
+        const Count others = std::max(term->low - 1, Count{0});
+        longest = add(inner(0), multiply(others, store_.min_bytes(term->item())));
+    } else {
+        for (std::uint32_t i = 0; i < term->num_items; ++i) longest = std::max(longest, inner(i));
+    }
+    term->detour = longest;
+    term->has_detour = true;
+}
+
+// The longest of the shortest ways out, over everything that can be reached.
+std::optional<Count> Lexemes::explored_detour(Term* term) {
+    std::unordered_map<Term*, std::vector<Term*>> arrivals{{term, {}}};
+    std::vector<Term*> pending{term};
+    while (!pending.empty() && arrivals.size() <= kExplored) {
+        Term* here = pending.back();
+        pending.pop_back();
+        store_.spend();
+        for (const Pair& pair : store_.parts(here)) {
+            const auto [place, is_new] = arrivals.try_emplace(pair.after);
+            if (is_new) pending.push_back(pair.after);
+            place->second.push_back(here);
+        }
+    }
+    Count longest = kUnknown;
+    if (pending.empty()) {
+        std::unordered_set<Term*> done;
+        for (const auto& each : arrivals) {
+            if (each.first->nullable) done.insert(each.first);
+        }
+        std::vector<Term*> level(done.begin(), done.end());
+        while (!level.empty()) {
+            ++longest;
+            std::vector<Term*> next;
+            for (Term* each : level) {
+                for (Term* before : arrivals[each]) {
+                    if (done.insert(before).second) next.push_back(before);
+                }
+            }
+            level.swap(next);
+        }
+    }
+    for (const auto& each : arrivals) {
+        if (!each.first->is_searched) continue;
+        each.first->detour = longest;
+        each.first->has_detour = true;
+    }
+    return longest == kUnknown ? std::nullopt : std::optional<Count>(longest);
+}
+
+}  // namespace palmette

@@ -1,0 +1,200 @@
+#include "mask.hpp"
+
+#include <algorithm>
+
+namespace palmette {
+
+namespace {
+
+constexpr std::size_t kBytesPerEntry = 200;  // a mask or body with its places in the caches
+
+}  // namespace
+
+std::size_t Body::num_bytes() const {
+    return inside.num_bytes() + inside.num_bytes_of_base() + exits.capacity() * sizeof(NodeIndex) +
+           kBytesPerEntry;
+}
+
+std::size_t Mask::num_bytes() const {
+    // The base is counted whole, though it is often shared with a body.
+    return tokens.num_bytes() + (bodies.size() == 1 ? 0 : tokens.num_bytes_of_base()) +
+           ends.capacity() * sizeof(Term*) + bodies.capacity() * sizeof(bodies[0]) +
+           kBytesPerEntry;
+}
+
+// Shared bodies
+
+std::shared_ptr<const Body> SharedMasks::get(std::uint64_t structure) {
+    const auto found = bodies_.find(structure);
+    if (found == bodies_.end()) return nullptr;
+    order_.splice(order_.end(), order_, found->second.place);
+    return found->second.body;
+}
+
+void SharedMasks::put(std::uint64_t structure, std::shared_ptr<const Body> body) {
+    if (bodies_.count(structure)) return;
+    num_bytes_ += body->num_bytes();
+    order_.push_back(structure);
+    bodies_.emplace(structure, Entry{std::move(body), std::prev(order_.end())});
+    while (num_bytes_ > max_bytes_ && bodies_.size() > 1) {
+        const auto oldest = bodies_.find(order_.front());
+        num_bytes_ -= oldest->second.body->num_bytes();
+        bodies_.erase(oldest);
+        order_.pop_front();
+    }
+}
+
+// Masks
+
+MaskBuilder::MaskBuilder(const Vocabulary& vocabulary, Automaton& automaton,
+                         std::shared_ptr<SharedMasks> shared, std::size_t max_bytes)
+    : vocabulary_(vocabulary),
+      automaton_(automaton),
+      store_(automaton.store()),
+      lexemes_(store_),
+      shared_(std::move(shared)),
+      max_bytes_(max_bytes) {}
+
+void MaskBuilder::clear() {
+    order_.clear();
+    at_hand_.clear();
+    num_bytes_ = 0;
+}
+
+Mask& MaskBuilder::build_and_keep(Term* term) {
+    auto mask = build(term);
+    order_.push_back(term);
+    mask->place = std::prev(order_.end());
+    num_bytes_ += mask->num_bytes();
+    term->mask = std::move(mask);
+    while (num_bytes_ > max_bytes_ && order_.size() > 1) {
+        Term* oldest = order_.front();
+        num_bytes_ -= oldest->mask->num_bytes();
+        oldest->mask.reset();
+        order_.pop_front();
+    }
+    return *term->mask;
+}
+
+std::unique_ptr<Mask> MaskBuilder::build(Term* term) {
+    auto mask = std::make_unique<Mask>();
+    TokenSetBuilder tokens(vocabulary_.num_words());
+    struct Start {
+        std::shared_ptr<const Body> body;  // from its exits; null: from the root
+        Term* state;
+    };
+    std::vector<Start> starts;
+    std::vector<Term*> plain;
+    std::vector<Term*> pending;
+    const auto add_alternatives = [&pending](Term* from) {
+        const Alternatives all(from);
+        pending.insert(pending.end(), all.begin(), all.end());
+    };
+    add_alternatives(term);
+    while (!pending.empty()) {
+        Term* each = pending.back();
+        pending.pop_back();
+        const bool is_sequence = each->kind == Kind::kSequence;
+        Term* head = is_sequence ? each->item(0) : each;
+        Term* tail = is_sequence ? each->item(1) : store_.epsilon();
+        if (head->kind != Kind::kLexeme) {
+            plain.push_back(each);
+            continue;
+        }
+        if (store_.is_empty(head)) continue;
+        auto body = body_of(head);
+        tokens.add(body->inside);
+        mask->bodies.emplace_back(head, tail);
+        if (tail->kind != Kind::kEpsilon) {
+            if (body->num_open_exits) starts.push_back({std::move(body), tail});
+            if (head->nullable) add_alternatives(tail);
+        }
+    }
+    if (!plain.empty()) {
+        starts.push_back({nullptr, plain.size() == 1 ? plain[0] : store_.alternation(plain)});
+    }
+    const std::uint32_t stamp = store_.next_stamp();
+    const auto visit = [&](NodeIndex node, Term* after) {
+        if (!vocabulary_.node(node).has_token) return;
+        vocabulary_.for_each_token_at(node, [&](Token token) { tokens.add(token); });
+        if (after->stamp != stamp) {
+            after->stamp = stamp;
+            mask->ends.push_back(after);
+        }
+    };
+    for (const Start& start : starts) {
+        automaton_.enter(start.state);
+        if (!start.body) {
+            automaton_.walk(vocabulary_, 0, start.state, visit);
+            continue;
+        }
+        for (std::size_t i = 0; i < start.body->num_open_exits; ++i) {
+            automaton_.walk(vocabulary_, start.body->exits[i], start.state, visit);
+        }
+    }
+    mask->tokens = tokens.finish();
+    mask->ends.shrink_to_fit();
+    return mask;
+}
+
+// Bodies
+
+std::shared_ptr<const Body> MaskBuilder::body_of(Term* head) {
+    Term* clamped = lexemes_.clamp(head, vocabulary_.max_depth());
+    const auto known = at_hand_.find(clamped);
+    if (known != at_hand_.end()) return known->second;
+    const std::uint64_t structure = lexemes_.structure(clamped, shared_->structures());
+    auto body = shared_->get(structure);
+    if (!body) {
+        Term* base = lexemes_.without_exclusion(clamped);
+        body = base ? narrow_body(clamped, base) : walk_body(clamped);
+        shared_->put(structure, body);
+    }
+    if (at_hand_.size() >= kBodiesAtHand) at_hand_.clear();
+    at_hand_.emplace(clamped, body);
+    return body;
+}
+
+std::shared_ptr<const Body> MaskBuilder::walk_body(Term* head) {
+    auto body = std::make_shared<Body>();
+    TokenSetBuilder tokens(vocabulary_.num_words());
+    automaton_.enter(head);
+    automaton_.walk(vocabulary_, 0, head, [&](NodeIndex node, Term* after) {
+        if (vocabulary_.node(node).has_token) {
+            vocabulary_.for_each_token_at(node, [&](Token token) { tokens.add(token); });
+        }
+        if (after->nullable) body->exits.push_back(node);
+    });
+    body->inside = tokens.finish();
+    order_exits(*body);
+    return body;
+}
+
+// The body of `base`, less the ends at which a word excluded from `head` is complete.
+std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base) {
+    const auto known = body_of(base);
+    auto body = std::make_shared<Body>();
+    std::vector<Token> lost;
+    automaton_.enter(head);
+    for (NodeIndex node : known->exits) {
+        if (automaton_.accepts(head, vocabulary_.path(node))) {
+            body->exits.push_back(node);
+        } else {
+            vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
+        }
+    }
+    body->inside = known->inside.without(std::move(lost));
+    order_exits(*body);
+    return body;
+}
+
+void MaskBuilder::order_exits(Body& body) const {
+    const auto has_children = [this](NodeIndex node) {
+        return vocabulary_.node(node).end != node + 1;
+    };
+    const auto middle = std::stable_partition(body.exits.begin(), body.exits.end(), has_children);
+    body.num_open_exits = static_cast<std::size_t>(middle - body.exits.begin());
+    body.exits.shrink_to_fit();
+}
+
+}  // namespace palmette

@@ -1,0 +1,106 @@
+// Which tokens a state allows, computed once per state by walking the vocabulary's trie.
+//
+// The twin of `palmette.grammar.mask`: where a state begins with a lexeme, most of the vocabulary is
+// decided inside it, whatever follows. That part is computed once per vocabulary (`SharedMasks`),
+// with the nodes at which the lexeme can be left, and only from those the walk goes on.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "automaton.hpp"
+#include "lexemes.hpp"
+#include "token_set.hpp"
+
+namespace palmette {
+
+// What a lexeme decides by itself, over one vocabulary.
+struct Body {
+    TokenSet inside;               // tokens that end inside it or at its end
+    std::vector<NodeIndex> exits;  // nodes at which it may be over; those with children come first
+    std::size_t num_open_exits = 0;
+
+    std::size_t num_bytes() const;
+};
+
+// The tokens a state allows, stop tokens left out, and where they lead.
+struct Mask {
+    TokenSet tokens;
+    std::vector<Term*> ends;  // where tokens lead that leave a lexeme or meet none
+    std::vector<std::pair<Term*, Term*>> bodies;  // (lexeme, what follows)
+    double worst = -1;                            // memo of the planner; below 0: unknown
+    std::list<Term*>::iterator place;             // among the masks in the order of their use
+
+    std::size_t num_bytes() const;
+};
+
+// Bodies by structure, shared by every grammar over one vocabulary.
+class SharedMasks {
+  public:
+    explicit SharedMasks(std::size_t max_bytes) : max_bytes_(max_bytes) {}
+
+    Structures& structures() { return structures_; }
+
+    std::size_t num_bodies() const { return bodies_.size(); }
+
+    std::shared_ptr<const Body> get(std::uint64_t structure);
+    void put(std::uint64_t structure, std::shared_ptr<const Body> body);
+
+  private:
+    struct Entry {
+        std::shared_ptr<const Body> body;
+        std::list<std::uint64_t>::iterator place;
+    };
+
+    std::size_t max_bytes_;
+    std::size_t num_bytes_ = 0;
+    Structures structures_;
+    std::unordered_map<std::uint64_t, Entry> bodies_;
+    std::list<std::uint64_t> order_;  // oldest first
+};
+
+// Masks of one grammar's states, cached within a limit.
+class MaskBuilder {
+  public:
+    MaskBuilder(const Vocabulary& vocabulary, Automaton& automaton,
+                std::shared_ptr<SharedMasks> shared, std::size_t max_bytes);
+
+    // The tokens after which the text can still be completed.
+    Mask& mask_of(Term* term) {
+        if (!term->mask) return build_and_keep(term);
+        if (std::next(term->mask->place) != order_.end()) {
+            order_.splice(order_.end(), order_, term->mask->place);
+        }
+        return *term->mask;
+    }
+
+    std::size_t num_bytes() const { return num_bytes_; }
+
+    // Forget every mask; the terms have lost theirs in a sweep.
+    void clear();
+
+  private:
+    static constexpr std::size_t kBodiesAtHand = 256;
+
+    Mask& build_and_keep(Term* term);
+    std::unique_ptr<Mask> build(Term* term);
+    std::shared_ptr<const Body> body_of(Term* head);
+    std::shared_ptr<const Body> walk_body(Term* head);
+    std::shared_ptr<const Body> narrow_body(Term* head, Term* base);
+    void order_exits(Body& body) const;
+
+    const Vocabulary& vocabulary_;
+    Automaton& automaton_;
+    Store& store_;
+    Lexemes lexemes_;
+    std::shared_ptr<SharedMasks> shared_;
+    std::size_t max_bytes_;
+    std::size_t num_bytes_ = 0;
+    std::list<Term*> order_;  // terms that have a mask, the one used longest ago first
+    std::unordered_map<Term*, std::shared_ptr<const Body>> at_hand_;
+};
+
+}  // namespace palmette

@@ -1,0 +1,207 @@
+// One interned node of the algebra of languages, with the memos that the machine keeps about it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "byte_set.hpp"
+#include "count.hpp"
+
+namespace palmette {
+
+class Moves;
+struct Mask;
+struct Term;
+struct Where;
+
+// The same numbers as `palmette.grammar.terms.Kind`, which says what each of them means.
+enum class Kind : std::uint8_t {
+    kEmpty = 0,
+    kEpsilon = 1,
+    kBytes = 2,
+    kWords = 3,
+    kSequence = 4,
+    kAlternation = 5,
+    kRepeat = 6,
+    kBoth = 7,
+    kNot = 8,
+    kLexeme = 9,
+    kCall = 10,
+    kTable = 11,
+    kObject = 12,
+    kArray = 13,
+    kMember = 14,
+};
+
+// A sorted list of distinct words.
+struct WordList {
+    explicit WordList(std::vector<std::string> sorted) : words(std::move(sorted)) {}
+
+    std::vector<std::string> words;
+    std::uint64_t structure = 0;  // memo of `Structures`
+    bool is_marked = false;       // by a sweep
+};
+
+// A deterministic automaton each of whose states can be completed, in `distances` bytes at least.
+struct Table {
+    struct Move {
+        ByteSet bits;
+        std::uint32_t after;
+
+        bool operator==(const Move& other) const {
+            return bits == other.bits && after == other.after;
+        }
+    };
+
+    std::vector<bool> accepting;
+    std::vector<std::vector<Move>> moves;
+    std::vector<Count> distances;
+    std::uint64_t structure = 0;  // memo of `Structures`
+    bool is_marked = false;       // by a sweep
+};
+
+// A part of a grammar that is built when it is first needed, by whoever made it.
+struct Rule {
+    Rule(std::string name, bool nullable, Count min_bytes)
+        : name(std::move(name)), nullable(nullable), min_bytes(min_bytes) {}
+    virtual ~Rule() = default;
+
+    virtual Term* build() = 0;
+    virtual Term* make_shortest() = 0;
+
+    std::string name;
+    bool nullable;
+    Count min_bytes;
+    Term* body = nullptr;
+    Term* shortest = nullptr;
+    bool is_marked = false;
+};
+
+// A set of bytes, and what may follow one of them.
+struct Pair {
+    ByteSet bits;
+    Term* after;
+
+    bool operator==(const Pair& other) const { return bits == other.bits && after == other.after; }
+};
+
+using Pairs = std::vector<Pair>;
+
+// For each byte the index of the pair that it leads to, or `kNoPair`.
+struct DenseRow {
+    static constexpr std::uint8_t kNoPair = 255;
+    std::uint8_t pair[256];
+};
+
+struct Term {
+    Kind kind = Kind::kEmpty;
+    bool nullable = false;
+    bool is_searched = false;  // whether it is empty cannot be read off its shape
+    bool is_regular = true;    // holds no call, object or array
+    bool is_finite = true;     // obviously has a limited number of strings
+    bool is_state = false;     // counted as a state of the automaton
+    bool has_row = false;      // its parts are states too
+    bool is_marked = false;    // by a sweep
+    bool is_character = false;
+    std::int8_t known_empty = -1;  // 1, 0, or -1: unknown
+    std::uint32_t serial = 0;
+    std::uint32_t num_items = 0;
+    std::uint32_t pins = 0;   // from outside the store: it survives sweeps
+    std::uint32_t stamp = 0;  // of the last walk that ended here
+    std::uint64_t hash = 0;
+
+    Term* few_items[2] = {nullptr, nullptr};
+    std::unique_ptr<Term*[]> many_items;
+
+    ByteSet bits;
+    Count low = 0;             // repetitions, or the first word or key
+    Count high = kUnbounded;   // repetitions, or past the last word or key
+    std::uint32_t depth = 0;   // bytes of words or keys that are behind, or the state of the table
+    WordList* words = nullptr;
+    Rule* rule = nullptr;
+    Table* table = nullptr;
+    Moves* moves = nullptr;        // of an object or array
+    const Where* where = nullptr;  // the place in it
+
+    Count floor = 0;  // no string is shorter; cheaply had
+
+    // Memos; those that hold terms are dropped by a sweep.
+    bool has_form = false;
+    bool parts_are_form = false;
+    bool has_parts = false;
+    Pairs form;
+    Pairs own_parts;
+    std::unique_ptr<DenseRow> dense;
+    Term* clamped = nullptr;
+    std::unique_ptr<Mask> mask;
+    double num_tokens = -1;  // below 0: unknown
+    std::unique_ptr<std::string> shortest;
+    Count shortest_length = kUnknown;
+    Count detour = kUnknown;
+    bool has_detour = false;
+    std::uint64_t structure = 0;
+
+    void* handle = nullptr;  // the Python object that stands for it, while there is one
+
+    Term();
+    ~Term();
+    Term(const Term&) = delete;
+    Term& operator=(const Term&) = delete;
+
+    Term* const* items() const { return many_items ? many_items.get() : few_items; }
+
+    Term* item(std::uint32_t index = 0) const { return items()[index]; }
+
+    void set_items(Term* const* from, std::uint32_t count) {
+        num_items = count;
+        Term** to = few_items;
+        if (count > 2) {
+            many_items.reset(new Term*[count]);
+            to = many_items.get();
+        }
+        for (std::uint32_t i = 0; i < count; ++i) to[i] = from[i];
+    }
+
+    const Pairs& parts() const { return parts_are_form ? form : own_parts; }
+
+    // What is left of a word of the list.
+    std::string_view suffix(Count index) const {
+        return std::string_view(words->words[static_cast<std::size_t>(index)]).substr(depth);
+    }
+};
+
+// Whether it is a place in an object or array, unfolded one part at a time.
+inline bool is_unfolded(Kind kind) {
+    return kind == Kind::kObject || kind == Kind::kArray || kind == Kind::kMember;
+}
+
+inline bool is_context_free(Kind kind) { return kind == Kind::kCall || is_unfolded(kind); }
+
+// The elements of a sequence, or the term itself.
+inline std::vector<Term*> spine_of(Term* term) {
+    std::vector<Term*> elements;
+    while (term->kind == Kind::kSequence) {
+        elements.push_back(term->item(0));
+        term = term->item(1);
+    }
+    elements.push_back(term);
+    return elements;
+}
+
+// The items of an alternation, or the term itself.
+struct Alternatives {
+    explicit Alternatives(Term* term)
+        : self(term), is_one(term->kind != Kind::kAlternation) {}
+
+    Term* self;
+    bool is_one;
+
+    Term* const* begin() const { return is_one ? &self : self->items(); }
+
+    Term* const* end() const { return is_one ? &self + 1 : self->items() + self->num_items; }
+};
+
+}  // namespace palmette
