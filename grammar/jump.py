@@ -190,11 +190,13 @@ class CanonicalText:
     def finish(self, limit: int, *, num_bytes: int | None = None) -> Advance:
         """The text is over: its tokens are those of the whole, if it takes at most `limit` of them.
 
-        With `num_bytes` only so much of the text counts. Final tokens stay in any case. Nothing
-        may come after that.
+        With `num_bytes` only so much of the text counts. Final tokens in it stay in any case.
+        Nothing may come after that.
         """
         num_final = self.num_final
         text = self.text if num_bytes is None else self.text[:num_bytes]
+        while self._end_of(num_final) > len(text):
+            num_final -= 1
         tokens = self._spelling.encode(text)
         if tokens is None or tokens[:num_final] != self.token_ids[:num_final]:
             rest = self._spelling.encode(text[self._end_of(num_final) :])

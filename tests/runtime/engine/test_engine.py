@@ -340,38 +340,6 @@ def test_a_constraint_that_grows_too_complex_ends_its_own_request_only(
     assert_idle(engine)
 
 
-def test_slow_masks_are_spread_over_steps_so_that_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[int] = []
-    fill_mask = Matcher.fill_mask
-
-    def slow(matcher: Matcher, row: object, *, budget: int | None = None) -> None:
-        made.append(len(steps))
-        time.sleep(0.06)
-        fill_mask(matcher, row, budget=budget)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Matcher, "fill_mask", slow)
-    engine, _ = history_engine(script("x" * 100, then=None))
-    engine.submit(greedy("plain", "q\n", max_tokens=30))
-    for index in range(3):
-        constraint = Constraint.regex(f"[a-z]{{{index + 1}}}")
-        engine.submit(greedy(str(index), f"q{index}\n", constraint=constraint))
-    outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
-    steps: list[int] = []
-    while engine.has_work:
-        events = engine.step()
-        steps.append(sum(event.request_id == "plain" for event in events))
-        for event in events:
-            assert isinstance(event, TokenEvent)
-            outcomes[event.request_id].add(event)
-    assert max(made.count(step) for step in made) == 1
-    # The plain one got a token in every step until it was done.
-    assert sum(steps[:30]) == 30
-    assert [len(outcomes[str(index)].text) for index in range(3)] == [1, 2, 3]
-    assert_idle(engine)
-
-
 def test_a_request_that_spends_too_long_on_its_constraint_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
