@@ -51,30 +51,34 @@ class Planner:
 
     def num_tokens(self, term: Term) -> float:
         """Tokens that complete the text from here; infinite if the vocabulary has not the bytes."""
-        if not self._is_ready:
-            self._is_ready = True
-            for rule in self._rules:
-                self.num_tokens(rule.shortest())
-        pending = []
-        while not (term.nullable or term.is_regular or term in self._num_tokens):
-            if term.kind == Kind.SEQUENCE:
-                pending.append(term)
-                term = term.items[1]
-            elif term.kind in UNFOLDED:
-                pending.append(term)
-                term = self._store.shortest_step(term)
+        known = self._num_tokens
+        needs: dict[Term, Sequence[Term]] = {}
+        pending = [term]
+        while pending:
+            top = pending[-1]
+            if top in known:
+                pending.pop()
+            elif top not in needs:
+                needs[top] = self._needed(top)
+                pending += (each for each in needs[top] if each not in known)
             else:
-                break
-        total = self._num_tokens.get(term)
-        if total is None:
-            total = self._num_tokens[term] = self._element(term)
-        for each in reversed(pending):
-            if each.kind == Kind.SEQUENCE:
-                total += self.num_tokens(each.items[0])
-            self._num_tokens[each] = total
-        return total
+                known[top] = self._total(top, [known[each] for each in needs[top]])
+        return known[term]
 
-    def _element(self, term: Term) -> float:
+    def _needed(self, term: Term) -> Sequence[Term]:
+        """The terms whose completions tell that of a term."""
+        if term.nullable or term.is_regular:
+            return ()
+        if term.kind == Kind.CALL:
+            assert term.rule is not None
+            return (term.rule.shortest(),)
+        if term.kind in UNFOLDED:
+            return (self._store.shortest_step(term),)
+        if term.kind == Kind.ALTERNATION:
+            return [item for item in term.items if not self._store.is_empty(item)]
+        return term.items
+
+    def _total(self, term: Term, needed: list[float]) -> float:
         if term.nullable:
             return 0
         if term.is_regular:
@@ -83,12 +87,9 @@ class Planner:
                 return num_bytes
             token_ids = self._spell(self._store.shortest(term))
             return math.inf if token_ids is None else len(token_ids)
-        if term.kind == Kind.CALL:
-            assert term.rule is not None
-            return self.num_tokens(term.rule.shortest())
-        if term.kind == Kind.REPEAT:
-            return term.low * self.num_tokens(term.items[0])
-        return min(self.num_tokens(item) for item in term.items if not self._store.is_empty(item))
+        if term.kind == Kind.SEQUENCE:
+            return sum(needed)
+        return term.low * needed[0] if term.kind == Kind.REPEAT else min(needed)
 
     def _spell(self, text: bytes) -> list[int] | None:
         if text not in self._spelled:

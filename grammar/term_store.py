@@ -6,12 +6,13 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
 from palmette.grammar.moves import ArrayMoves, ObjectMoves, Where, without_unspelled
+from palmette.grammar.patience import current_patience
 from palmette.grammar.structures import Items, Members
 from palmette.grammar.terms import (
     ALL_BYTES,
@@ -90,6 +91,9 @@ class TermStore:
         self._work += work
         if self._work >= _WORK_PER_LOOK:
             self._work = 0
+            patience = current_patience()
+            if patience is not None:
+                patience.look()
             now = time.thread_time()
             if self._deadline is None:
                 self._deadline = now + self._seconds
@@ -186,6 +190,14 @@ class TermStore:
             tail is head or (tail.kind == Kind.SEQUENCE and tail.items[0] is head)
         ):
             return tail
+        if head.kind == Kind.REPEAT and head.high is None:
+            # x* x* is x*: what an ambiguous grammar would otherwise pile up.
+            after = tail.items[0] if tail.kind == Kind.SEQUENCE else tail
+            if after.kind == Kind.REPEAT and after.high is None and after.items == head.items:
+                if head.low == 0:
+                    return tail
+                if after.low == 0:
+                    return head if tail is after else self._pair(head, tail.items[1])
         key = (Kind.SEQUENCE, head.serial, tail.serial)
         term = self._interned.get(key)
         if term is None:
@@ -194,7 +206,26 @@ class TermStore:
         return term
 
     def alternation(self, terms: Iterable[Term]) -> Term:
-        """One of the terms."""
+        """One of the terms.
+
+        Alternatives that begin with the same term share it: X s | X t is X (s | t), so that an
+        ambiguous grammar has few stacks, as in the graph-structured ones of GLR parsers (Tomita,
+        1987). Regular ones are left as they are: their automaton is small anyway.
+        """
+        # Each level of sharing is a generator that waits for the alternation of what follows.
+        pending = [self._alternate(terms)]
+        answer: Term | None = None
+        while pending:
+            try:
+                pending.append(self._alternate(pending[-1].send(answer)))
+                answer = None
+            except StopIteration as done:
+                answer = done.value
+                pending.pop()
+        assert answer is not None
+        return answer
+
+    def _alternate(self, terms: Iterable[Term]) -> Generator[list[Term], Term | None, Term]:
         items: dict[int, Term] = {}
         bits = 0
         for term in terms:
@@ -220,13 +251,42 @@ class TermStore:
             raise GrammarTooComplex(
                 f"more than {self.limits.max_alternatives} alternatives at one place"
             )
-        serials = sorted(items)
-        key = (Kind.ALTERNATION, *serials)
+        key = (Kind.ALTERNATION, *sorted(items))
         found = self._interned.get(key)
         if found is None:
-            members = tuple(items[s] for s in serials)
-            nullable = any(i.nullable for i in members)
-            found = self._keep(key, Term(Kind.ALTERNATION, nullable, items=members))
+            shared = yield from self._share_heads(items)
+            found = self._interned[key] = self._alternation_of(shared)
+        return found
+
+    def _share_heads(
+        self, items: dict[int, Term]
+    ) -> Generator[list[Term], Term | None, list[Term]]:
+        """The alternatives, those that begin with the same term made one."""
+        if all(item.is_regular for item in items.values()):
+            return [items[serial] for serial in sorted(items)]
+        tails: dict[Term, list[Term]] = {}
+        for item in items.values():
+            head, tail = item.items if item.kind == Kind.SEQUENCE else (item, self.epsilon)
+            tails.setdefault(head, []).append(tail)
+        shared: dict[int, Term] = {}
+        for head, ends in tails.items():
+            if len(ends) == 1 or (head.is_regular and all(end.is_regular for end in ends)):
+                made = [self._pair(head, end) for end in ends]
+            else:
+                after = yield ends
+                assert after is not None
+                made = [self._pair(head, after)]
+            shared.update((item.serial, item) for item in made)
+        return [shared[serial] for serial in sorted(shared)]
+
+    def _alternation_of(self, items: list[Term]) -> Term:
+        if len(items) == 1:
+            return items[0]
+        key = (Kind.ALTERNATION, *(item.serial for item in items))
+        found = self._interned.get(key)
+        if found is None:
+            nullable = any(item.nullable for item in items)
+            found = self._keep(key, Term(Kind.ALTERNATION, nullable, items=tuple(items)))
         return found
 
     def optional(self, term: Term) -> Term:
@@ -396,11 +456,42 @@ class TermStore:
     def form(self, term: Term) -> Form:
         """Byte sets, which may overlap, and for each a term that may follow, perhaps empty."""
         if term.form is None:
-            pairs = self._derive(term)
-            term.form_sets = tuple(bits for bits, _ in pairs)
-            term.form = tuple(after for _, after in pairs)
-            self._derived.append(term)
+            self._settle_form(term)
+            assert term.form is not None
         return zip(term.form_sets, term.form, strict=True)
+
+    def _settle_form(self, term: Term) -> None:
+        """Derive a term after those that its derivative is made of; stacks may be deep."""
+        pending = [term]
+        entered: set[Term] = set()
+        while pending:
+            top = pending[-1]
+            if top.form is None and top not in entered:
+                entered.add(top)
+                below = [each for each in self._begins_with(top) if each.form is None]
+                for each in below:
+                    if each in entered:  # and not derived yet, so it waits for this one
+                        raise _circle([t for t in pending if t in entered], each)
+                pending += below
+                continue
+            pending.pop()
+            if top.form is None:
+                pairs = _merged(self._derive(top))
+                top.form_sets = tuple(bits for bits, _ in pairs)
+                top.form = tuple(after for _, after in pairs)
+                self._derived.append(top)
+
+    def _begins_with(self, term: Term) -> Iterable[Term]:
+        """The terms whose derivatives that of a sequence, alternation or call is made of."""
+        kind = term.kind
+        if kind == Kind.SEQUENCE:
+            return term.items if term.items[0].nullable else term.items[:1]
+        if kind == Kind.ALTERNATION or kind == Kind.REPEAT:
+            return term.items
+        if kind == Kind.CALL:
+            assert term.rule is not None
+            return (term.rule.body(),)
+        return ()
 
     def _derive(self, term: Term) -> list[Pair]:
         kind = term.kind
@@ -431,7 +522,8 @@ class TermStore:
         if kind == Kind.LEXEME:
             return [(bits, self.lexeme(after)) for bits, after in self.parts(term.items[0])]
         if kind == Kind.CALL:
-            return self._derive_call(term)
+            assert term.rule is not None
+            return list(self.form(term.rule.body()))
         if kind == Kind.TABLE:
             assert term.table is not None
             moves = term.table.moves[term.depth]
@@ -454,16 +546,10 @@ class TermStore:
         return pairs
 
     def _derive_sequence(self, term: Term) -> list[Pair]:
-        pairs: list[Pair] = []
-        while True:
-            if term.kind != Kind.SEQUENCE:
-                pairs.extend(self.form(term))
-                break
-            head, tail = term.items
-            pairs.extend((bits, self.sequence(after, tail)) for bits, after in self.form(head))
-            if not head.nullable:
-                break
-            term = tail
+        head, tail = term.items
+        pairs = [(bits, self.sequence(after, tail)) for bits, after in self.form(head)]
+        if head.nullable:
+            pairs.extend(self.form(tail))
         return pairs
 
     def _derive_both(self, term: Term) -> list[Pair]:
@@ -479,17 +565,6 @@ class TermStore:
             ]
         pairs = ((bits, self.both(*afters)) for bits, afters in combined)
         return [pair for pair in pairs if pair[1].kind != Kind.EMPTY]
-
-    def _derive_call(self, term: Term) -> list[Pair]:
-        rule = term.rule
-        assert rule is not None
-        if rule.is_expanding:
-            raise GrammarTooComplex(f"{rule.name} begins with itself")
-        rule.is_expanding = True
-        try:
-            return list(self.form(rule.body()))
-        finally:
-            rule.is_expanding = False
 
     def _determinise(self, form: Form) -> list[Pair]:
         seen = 0
@@ -519,11 +594,10 @@ class TermStore:
             if left:
                 parts.append((left, [after]))
             seen |= bits
-        merged: dict[Term, int] = {}
-        for bits, afters in parts:
-            after = afters[0] if len(afters) == 1 else self.alternation(afters)
-            merged[after] = merged.get(after, 0) | bits
-        return [(bits, after) for after, bits in merged.items()]
+        return _merged(
+            (bits, afters[0] if len(afters) == 1 else self.alternation(afters))
+            for bits, afters in parts
+        )
 
     # Questions
 
@@ -790,3 +864,16 @@ def _shortest_of_table(term: Term) -> bytes:
         bits, state = min(table.moves[state], key=lambda move: table.distances[move[1]])
         text.append(plainest(bits))
     return bytes(text)
+
+
+def _merged(pairs: Iterable[Pair]) -> list[Pair]:
+    """The pairs, each term once."""
+    merged: dict[Term, int] = {}
+    for bits, after in pairs:
+        merged[after] = merged.get(after, 0) | bits
+    return [(bits, after) for after, bits in merged.items()]
+
+
+def _circle(path: list[Term], start: Term) -> GrammarTooComplex:
+    rules = [term.rule for term in path[path.index(start) :] if term.rule is not None]
+    return GrammarTooComplex(f"{rules[0].name} begins with itself")

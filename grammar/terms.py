@@ -97,7 +97,6 @@ class Rule:
         "_build",
         "_make_shortest",
         "_shortest",
-        "is_expanding",
         "min_bytes",
         "name",
         "nullable",
@@ -115,7 +114,6 @@ class Rule:
         self.name = name
         self.nullable = nullable
         self.min_bytes = min_bytes
-        self.is_expanding = False
         self._build = build
         self._make_shortest = shortest
         self._body: Term | None = None

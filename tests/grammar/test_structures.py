@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.grammar import CompiledGrammar, GrammarTooComplex, Limits
+from palmette.grammar import CompiledGrammar, GrammarCompiler, GrammarTooComplex, Limits
 from palmette.grammar.mask import SharedMasks
 from palmette.grammar.moves import Cheapest, cheapest
 from palmette.grammar.structures import (
@@ -23,7 +23,7 @@ from palmette.grammar.structures import (
     Punctuation,
 )
 from palmette.grammar.term_store import TermStore
-from palmette.grammar.terms import Term, bits_of
+from palmette.grammar.terms import Rule, Term, bits_of
 from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary, mask_of, text_of
 
 LONGEST = 14  # bytes of the texts that are enumerated
@@ -398,3 +398,38 @@ def test_the_plan_of_a_shape_is_one_of_its_shortest_texts(shape: Shape) -> None:
     text = text_of(vocabulary, plan)
     assert len(text) == store.min_bytes(term)
     assert accepts(grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "end"),
+    [
+        ('root ::= root root root | root root | "a"', "a" * 300, ""),
+        ('root ::= "a" root "a" | "b" root "b" | ""', "ab" * 150, "ba" * 150),
+        (
+            'root ::= b "b" | c "c" | "x"\nb ::= "a" root\nc ::= "a" root',
+            "a" * 300,
+            "xb" + "c" * 299,
+        ),
+        ('root ::= "i" root | "i" root "e" root | "x"', "i" * 300, "x" + "ex" * 200),
+    ],
+)
+def test_an_ambiguous_grammar_has_about_as_many_terms_as_its_text_has_bytes(
+    source: str, text: str, end: str
+) -> None:
+    grammar = GrammarCompiler(vocabulary).compile_grammar(source)
+    assert accepts(grammar, text + end)
+    assert not accepts(grammar, text + "c")
+    assert len(grammar.automaton.store) < 20 * len(text + end)
+
+
+def test_a_rule_that_begins_with_itself_is_refused_by_name() -> None:
+    store = new_store()
+    rule = Rule(
+        "sum",
+        lambda: store.alternation((store.sequence(store.call(rule), marks.comma), marks.comma)),
+        shortest=lambda: marks.comma,
+        min_bytes=1,
+    )
+    marks = punctuation(store)
+    with pytest.raises(GrammarTooComplex, match="sum begins with itself"):
+        list(store.parts(store.call(rule)))
