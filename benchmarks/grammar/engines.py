@@ -155,15 +155,17 @@ class LLGuidance:
         import llguidance
 
         self._new_matcher: Any = llguidance.LLMatcher
-        eos = tokens.stop_token_ids[0]
         source: Any = _with_decoder(tokens.serialized)
         if not source:
             source = llguidance.TokenizerWrapper(_ByteTokens(tokens))
         self._tokenizer: Any = llguidance.LLTokenizer(
-            source, eos_token=eos, slices=llguidance.LLTokenizer.json_slices()
+            source, eos_token=tokens.stop_token_ids[0], slices=llguidance.LLTokenizer.json_slices()
         )
+        for token_id, text in enumerate(tokens.token_bytes):
+            # A byte of 255, which is in no UTF-8, marks special tokens to it.
+            if text.strip(b"\xff") and self._tokenizer.decode_bytes([token_id]) != text:
+                raise ValueError(f"it reads token {token_id} not as {text!r}")
         self._token_bytes = tokens.token_bytes
-        self._eos = eos
         self._packed = np.zeros(-(-self._tokenizer.vocab_size // 32), np.int32)
 
     def compile(self, schema: str) -> Any:
