@@ -20,6 +20,10 @@ from palmette.grammar.limits import Limits
 from palmette.grammar.machine import MachineName, machine_for
 from palmette.grammar.regex import RegexSyntax, full_match, parse_regex
 from palmette.grammar.spelling import Utf8
+from palmette.grammar.structural import Format as StructuralFormat
+from palmette.grammar.structural import emit as emit_structural_tag
+from palmette.grammar.structural_json import read_structural_tag
+from palmette.grammar.structures import Order
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.vocabulary import Vocabulary
 
@@ -106,6 +110,35 @@ class GrammarCompiler:
         emitted = emit_grammar(reader(source, store, start), store)
         return self._machine.grammar(store, emitted.term, rules=emitted.rules, notes=emitted.notes)
 
+    def compile_structural_tag(
+        self,
+        tag: StructuralFormat | Mapping[str, Any],
+        *,
+        whitespace: Whitespace = "compact",
+        order: Order = "declared",
+    ) -> CompiledGrammar:
+        """Free text in which triggers turn on constraints: see `palmette.grammar.structural`.
+
+        A mapping is read as the JSON that SGLang, vLLM and XGrammar take. `whitespace` and `order`
+        are for the JSON schemas that do not say themselves.
+        """
+        _check_option("whitespace", whitespace, ("compact", "flexible"))
+        _check_option("order", order, ("declared", "any"))
+        is_json = isinstance(tag, Mapping)
+        source = to_source(tag) if isinstance(tag, Mapping) else repr(tag)
+        self._check_size(source)
+
+        def compile_it() -> CompiledGrammar:
+            store = self._store()
+            root = read_structural_tag(tag) if isinstance(tag, Mapping) else tag
+            emitted = emit_structural_tag(root, store, whitespace, order)
+            return self._machine.grammar(
+                store, emitted.term, rules=emitted.rules, notes=emitted.notes
+            )
+
+        kind = f"structural_tag, {is_json}, {whitespace}, {order}"
+        return self._remember(kind, source, compile_it)
+
     def _json_schema(self, source: str, whitespace: Whitespace) -> CompiledGrammar:
         store = self._store()
         emitted = emit(Document.read(source), store, whitespace)
@@ -158,3 +191,8 @@ class GrammarCompiler:
                 _, oldest = self._compiled.popitem(last=False)
                 num_bytes -= oldest.num_bytes
         return compiled
+
+
+def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {' or '.join(map(repr, known))}, got {value!r}")

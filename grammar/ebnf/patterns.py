@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from palmette.grammar.codepoints import CodePoints
 from palmette.grammar.ebnf.nodes import Literal, Node, Terminal, sequence
 from palmette.grammar.errors import UnsupportedGrammar
 from palmette.grammar.regex import full_match, parse_regex
-from palmette.grammar.regex.parser import Begin, Choice, End, LookAhead, Repeat, Sequence
-from palmette.grammar.regex.parser import Node as RegexNode
+from palmette.grammar.regex.nodes import Begin, End, LookAhead, LookBehind, children
+from palmette.grammar.regex.nodes import Node as RegexNode
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term
@@ -24,10 +22,9 @@ class Patterns:
 
     def term(self, pattern: str, flags: str = "") -> Term:
         """The texts that the pattern matches as a whole, with flags as in `(?imslux)`."""
-        for flag in flags:
-            if flag in "ilsx":
-                raise _unsupported(f"the flag '{flag}'")
-        node = parse_regex(pattern, self._store.limits)
+        if "l" in flags:
+            raise _unsupported("the flag 'l', by which a pattern depends on the locale,")
+        node = parse_regex(pattern, self._store.limits, syntax="python", flags=flags)
         _refuse_assertions(node)
         return full_match(node, self._spelling)
 
@@ -40,28 +37,8 @@ class Patterns:
         return sequence(map(self._any_case_of, text))
 
     def _any_case_of(self, character: str) -> Node:
-        variants = _variants().get(character)
-        if variants is None:
-            return Literal(character.encode())
-        return self.one_of(CodePoints.characters(variants))
-
-
-@lru_cache(maxsize=1)
-def _variants() -> dict[str, str]:
-    """For every character that has other cases, all of them; one character each."""
-    groups: dict[str, set[str]] = {}
-    for code_point in range(0x1E944):  # beyond the last that has two cases
-        character = chr(code_point)
-        others = {
-            other
-            for other in (character.lower(), character.upper(), character.upper().lower())
-            if len(other) == 1 and other != character
-        }
-        for other in others:
-            joined = groups.get(character, {character}) | groups.get(other, {other})
-            for each in joined:
-                groups[each] = joined
-    return {character: "".join(sorted(group)) for character, group in groups.items()}
+        variants = CodePoints.characters(character).any_case(like_python=True)
+        return Literal(character.encode()) if len(variants) == 1 else self.one_of(variants)
 
 
 def _refuse_assertions(root: RegexNode) -> None:
@@ -69,14 +46,9 @@ def _refuse_assertions(root: RegexNode) -> None:
     pending = [root]
     while pending:
         node = pending.pop()
-        if isinstance(node, (Sequence, Choice)):
-            pending += node.items
-        elif isinstance(node, Repeat):
-            pending.append(node.item)
-        elif isinstance(node, (Begin, End)):
-            raise _unsupported("an anchor in a terminal")
-        elif isinstance(node, LookAhead):
-            raise _unsupported("a lookahead in a terminal")
+        if isinstance(node, (Begin, End, LookAhead, LookBehind)):
+            raise _unsupported("an anchor, a word boundary or looking around in a terminal")
+        pending += children(node)
 
 
 def _unsupported(feature: str) -> UnsupportedGrammar:
