@@ -284,6 +284,29 @@ def test_a_recursive_grammar_is_followed(name: str, syntax: str, source: str) ->
     assert not takes(grammar.matcher(), list(b"()"))
 
 
+def test_xgrammar_takes_structural_tags_in_its_own_format() -> None:
+    backend = backend_of("xgrammar")
+    tag = {"type": "tag", "begin": "<f>", "content": {"type": "const_string", "value": "x"}}
+    source = json.dumps({"type": "structural_tag", "format": {**tag, "end": "</f>"}})
+    grammar = backend.compile("structural_tag", source)
+    assert takes(grammar.matcher(), list(b"<f>x</f>"))
+    assert not takes(grammar.matcher(), list(b"<f>y</f>"))
+    with pytest.raises(GrammarError, match="the backend 'xgrammar' refuses it"):
+        backend.compile("structural_tag", '{"structures": [], "triggers": []}')
+
+
+def test_a_grammar_of_our_own_backend_takes_its_syntax() -> None:
+    backend = backend_of("palmette")
+    assert {"regex", "choices", "json_schema", "grammar"} <= backend.kinds
+    for syntax, source in {
+        "gbnf": 'root ::= "x" root | "y"',
+        "lark": 'start: "x" start | "y"',
+    }.items():
+        grammar = backend.compile("grammar", source, {"syntax": syntax})
+        assert takes(grammar.matcher(), list(b"xxy"))
+        assert not takes(grammar.matcher(), list(b"xx"))
+
+
 def test_a_syntax_that_a_backend_lacks_is_refused() -> None:
     with pytest.raises(UnsupportedByBackend, match="syntax='gbnf' of grammar: it has 'lark'"):
         backend_of("llguidance").compile("grammar", 'root ::= "x"')
