@@ -5,7 +5,8 @@ Arguments are checked here, in the caller's thread, before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
@@ -23,7 +24,15 @@ from palmette.lang.nodes import (
 )
 from palmette.lang.options import sampling_overrides
 from palmette.lang.schemas import TypedOutput, output_of_dtype, output_of_schema
-from palmette.protocol import Constraint
+from palmette.protocol import (
+    Constraint,
+    GrammarBackend,
+    GrammarSyntax,
+    JumpMode,
+    OrderName,
+    RegexSyntax,
+    WhitespaceName,
+)
 
 token_length_normalized = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
 greedy_token_selection = ChoicesMethod.GREEDY_TOKEN_SELECTION
@@ -55,9 +64,17 @@ def gen(
     regex: str | None = None,
     json_schema: object = None,
     *,
+    grammar: str | None = None,
+    ebnf: str | None = None,
+    structural_tag: Mapping[str, Any] | str | None = None,
+    regex_syntax: RegexSyntax | None = None,
+    grammar_syntax: GrammarSyntax | None = None,
+    whitespace: WhitespaceName | None = None,
+    property_order: OrderName | None = None,
+    grammar_backend: GrammarBackend | None = None,
+    jump_forward: JumpMode | None = None,
     repetition_penalty: float | None = None,
     seed: int | None = None,
-    ebnf: str | None = None,
     append: bool = False,
     max_new_tokens: int | None = None,
 ) -> Expr:
@@ -67,14 +84,16 @@ def gen(
     `max_tokens` is 128 where neither says. A generation ends at `max_tokens`, a string of `stop` or
     a token of `stop_token_ids` (which are no part of the text), or end-of-sequence.
 
-    `regex`, `json_schema` and `dtype` say what the whole text must be; see `output_of_schema` and
-    `output_of_dtype` for the value that results. `choices` makes it a `select`. With `append`, the
-    variable is a list to which the text is added. `seed` makes sampling repeatable, in every branch
-    differently.
+    `regex`, `json_schema`, `grammar`, `structural_tag` and `dtype` say what the whole text must be;
+    see `output_of_schema` and `output_of_dtype` for the value that results. `ebnf` is a `grammar`
+    in GBNF. `choices` makes it a `select`. `regex_syntax`, `grammar_syntax`, `whitespace` and
+    `property_order` (of JSON), `grammar_backend` and `jump_forward` are options of these; see
+    `protocol.Constraint` and `protocol.SamplingParams`. With `append`, the variable is a list to
+    which the text is added. `seed` makes sampling repeatable, in every branch differently.
 
     Raises InvalidRequest, ValueError or TypeError for an argument that makes no sense, and
-    UnsupportedFeature for `n` above 1, `stop_regex`, `logprob_start_len`, `return_text_in_logprobs`
-    and `ebnf`, which are not honoured.
+    UnsupportedFeature for `n` above 1, `stop_regex`, `logprob_start_len` and
+    `return_text_in_logprobs`, which are not honoured.
     """
     options = {
         "max_tokens": max_tokens,
@@ -97,18 +116,40 @@ def gen(
         "top_logprobs_num": top_logprobs_num,
         "return_text_in_logprobs": return_text_in_logprobs,
         "seed": seed,
-        "ebnf": ebnf,
+        "jump_forward": jump_forward,
     }
     _check_name(name, append)
-    typed = {"dtype": dtype, "regex": regex, "json_schema": json_schema, "choices": choices}
+    typed = {
+        "dtype": dtype,
+        "regex": regex,
+        "json_schema": json_schema,
+        "choices": choices,
+        "grammar": grammar,
+        "ebnf": ebnf,
+        "structural_tag": structural_tag,
+    }
     wanted = [argument for argument, value in typed.items() if value is not None]
     if len(wanted) > 1:
         raise InvalidRequest(f"{' and '.join(wanted)} exclude each other", param=wanted[0])
+    details = {
+        "regex_syntax": regex_syntax,
+        "grammar_syntax": grammar_syntax,
+        "whitespace": whitespace,
+        "property_order": property_order,
+        "grammar_backend": grammar_backend,
+    }
+    given = {name: value for name, value in details.items() if value is not None}
+    for option in given:
+        if not wanted or wanted[0] not in _CONSTRAINED_BY[option]:
+            raise InvalidRequest(
+                f"{option} needs {' or '.join(f'{each}=' for each in _CONSTRAINED_BY[option])}",
+                param=option,
+            )
     if choices is not None:
         return _gen_of_choices(name, choices, choices_method, options, append)
     if choices_method is not None:
         raise InvalidRequest("choices_method needs choices", param="choices_method")
-    output = _typed_output(dtype, regex, json_schema)
+    output = _typed_output(wanted[0] if wanted else "", typed, given)
     return Gen(
         name=name,
         overrides=sampling_overrides(options),
@@ -269,14 +310,44 @@ def _gen_of_choices(
     )
 
 
+# Which arguments an option of constraints goes with.
+_CONSTRAINED_BY = {
+    "regex_syntax": ("regex",),
+    "grammar_syntax": ("grammar",),
+    "whitespace": ("json_schema", "structural_tag"),
+    "property_order": ("json_schema", "structural_tag"),
+    "grammar_backend": ("regex", "json_schema", "grammar", "ebnf", "structural_tag", "dtype"),
+}
+# What the option is called there.
+_FIELDS = {
+    "regex_syntax": "syntax",
+    "grammar_syntax": "syntax",
+    "property_order": "order",
+    "grammar_backend": "backend",
+}
+
+
 def _typed_output(
-    dtype: type | str | None, regex: str | None, json_schema: object
+    wanted: str, typed: Mapping[str, Any], details: Mapping[str, Any]
 ) -> TypedOutput | None:
-    if dtype is not None:
-        return output_of_dtype(dtype)
-    if regex is not None:
-        return TypedOutput(Constraint.regex(regex), None)
-    return None if json_schema is None else output_of_schema(json_schema)
+    """What is wanted by the argument of that name, if any, with the options in `details`."""
+    value: Any = typed.get(wanted)
+    if wanted == "dtype":
+        output = output_of_dtype(value)
+    elif wanted == "json_schema":
+        output = output_of_schema(value)
+    elif wanted == "regex":
+        output = TypedOutput(Constraint.regex(value), None)
+    elif wanted in ("grammar", "ebnf"):
+        output = TypedOutput(Constraint.grammar(value), None)
+    elif wanted == "structural_tag":
+        if not isinstance(value, str | Mapping):
+            raise TypeError(f"structural_tag must be a dict or JSON text, got {value!r}")
+        output = TypedOutput(Constraint.structural_tag(value), None)
+    else:
+        return None
+    fields = {_FIELDS.get(name, name): value for name, value in details.items()}
+    return replace(output, constraint=replace(output.constraint, **fields)) if fields else output
 
 
 def _checked_choices(choices: Sequence[str]) -> tuple[str, ...]:

@@ -398,6 +398,7 @@ def usage_figures(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "decoded_tokens": usage.decoded_tokens,
         "forced_tokens": usage.forced_tokens,
+        "saved_passes": usage.saved_passes,
         "recomputed_tokens": usage.recomputed_tokens,
         "num_preemptions": usage.num_preemptions,
         "queued_milliseconds": usage.queued_seconds * 1000,

@@ -23,13 +23,13 @@ _SAME_NAME = (
     "repetition_penalty",
     "ignore_eos",
     "seed",
+    "jump_forward",
 )
 _OTHERS = ("max_new_tokens", "stop", "stop_token_ids", "return_logprob", "top_logprobs_num")
 _REFUSED = {
     "stop_regex": "use stop= with strings, or regex= to constrain the whole text",
     "logprob_start_len": "log-probabilities of a prompt are not reported; use select()",
     "return_text_in_logprobs": "decode the token ids of meta()['logprobs'] instead",
-    "ebnf": "use regex=, json_schema= or choices=",
     "n": "only n=1 is generated; use fork(n) for several continuations",
 }
 OPTION_NAMES = frozenset((*_SAME_NAME, *_OTHERS, *_REFUSED))

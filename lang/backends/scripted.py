@@ -5,7 +5,8 @@ cached and prefilled tokens as an engine with an unbounded prefix cache would, a
 `max_tokens`, stop strings, stop tokens, log-probabilities and abort. What it cannot do is sample:
 `temperature` and its kin are recorded and change nothing, for the script has said what comes out.
 A constraint is not enforced but checked: a reply that breaks a regex, is not among the choices, or
-is not JSON fails the request, as does one that ends before `min_tokens`.
+is not JSON fails the request, as does one that ends before `min_tokens`. Grammars and structural
+tags are recorded and not checked.
 """
 
 from __future__ import annotations
@@ -685,6 +686,8 @@ def _allows(constraint: Constraint, text: str) -> bool:
         return re.fullmatch(constraint.source, text) is not None
     if constraint.kind == "choices":
         return text in json.loads(constraint.source)
+    if constraint.kind in ("grammar", "structural_tag"):
+        return True
     try:
         json.loads(text)
     except ValueError:

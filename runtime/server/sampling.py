@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from palmette.errors import InvalidRequest
-from palmette.protocol import Constraint, SamplingParams
+from palmette.protocol import Constraint, GrammarSyntax, SamplingParams, WhitespaceName
 from palmette.runtime.server.schemas import (
     ChatRequest,
     GenerationFields,
     JsonObjectFormat,
     JsonSchemaFormat,
-    TextFormat,
+    StructuralTagFormat,
 )
 from palmette.runtime.server.service import Service
 
@@ -27,6 +27,7 @@ _PLAIN = (
     "seed",
     "min_tokens",
     "ignore_eos",
+    "jump_forward",
 )
 
 
@@ -56,41 +57,122 @@ def sampling_params(
     )
 
 
+_ONE_NAME = {"guided_choice": "choices", "choice": "choices", "json_": "json_schema"}
+_ONE_NAME |= {"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "grammar"}
+_NAMES = ("regex", "choices", "json_schema", "grammar", "ebnf", "structural_tag")
+_GUIDED_NAMES = ("guided_regex", "guided_choice", "guided_json", "guided_grammar")
+_STRUCTURED_NAMES = ("regex", "choice", "json_", "grammar", "structural_tag")
+
+# An option of constraints, and the kinds that have it.
+_OPTIONS = {
+    "regex_syntax": ("regex",),
+    "grammar_syntax": ("grammar",),
+    "whitespace": ("json_schema", "structural_tag"),
+    "property_order": ("json_schema", "structural_tag"),
+    "grammar_backend": _NAMES,
+    "jump_forward": _NAMES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A constraint as a request has it: the field, what it constrains by, and what that says."""
+
+    field: str
+    kind: str  # a kind of constraint, or ebnf, which is a grammar in GBNF
+    source: Any
+    may_be_lark: bool = False  # other servers take either notation under this name
+    whitespace: WhitespaceName | None = None
+
+
 def constraint(fields: GenerationFields) -> Constraint | None:
-    """What the text must match. Raises InvalidRequest if several fields say so."""
-    names = _constraint_names(fields)
-    if len(names) > 1:
+    """What the text must match. Raises InvalidRequest if several fields say so, or if there is an
+    option of another kind of constraint.
+    """
+    wanted = _wanted(fields)
+    if len(wanted) > 1:
+        names = [each.field for each in wanted]
         raise InvalidRequest(
             f"{' and '.join(names)} cannot be combined: a text has one constraint", param=names[1]
         )
-    if fields.regex is not None:
-        return Constraint.regex(fields.regex)
-    if fields.choices is not None:
-        return Constraint.choices(fields.choices)
-    if fields.json_schema is not None:
-        return Constraint.json_schema(fields.json_schema)
-    wanted = fields.response_format if isinstance(fields, ChatRequest) else None
-    if isinstance(wanted, JsonSchemaFormat):
-        return Constraint.json_schema(wanted.json_schema.schema_)
-    if isinstance(wanted, JsonObjectFormat):
-        return Constraint.json_schema({"type": "object"})
-    return None
+    _check_options(fields, wanted[0] if wanted else None)
+    return _made(fields, wanted[0]) if wanted else None
 
 
 def constraint_fields(fields: GenerationFields) -> dict[str, str]:
     """How the request calls the constraint that an engine complains of."""
-    names = _constraint_names(fields)
-    return (
-        dict.fromkeys(("constraint", "regex", "json_schema", "choices"), names[0]) if names else {}
-    )
+    wanted = _wanted(fields)
+    if not wanted:
+        return {}
+    kinds = ("constraint", "regex", "json_schema", "choices", "grammar", "structural_tag")
+    named = dict.fromkeys(kinds, wanted[0].field)
+    return named | {"order": "property_order", "backend": "grammar_backend"}
 
 
-def _constraint_names(fields: GenerationFields) -> list[str]:
-    names = [n for n in ("regex", "choices", "json_schema") if getattr(fields, n) is not None]
-    wanted = fields.response_format if isinstance(fields, ChatRequest) else None
-    if wanted is not None and not isinstance(wanted, TextFormat):
-        names.append("response_format")
-    return names
+def _made(fields: GenerationFields, wanted: _Wanted) -> Constraint:
+    source, backend = wanted.source, fields.grammar_backend or "palmette"
+    if wanted.kind == "regex":
+        return Constraint.regex(source, syntax=fields.regex_syntax or "ecma", backend=backend)
+    if wanted.kind == "choices":
+        return Constraint.choices(source, backend=backend)
+    if wanted.kind in ("grammar", "ebnf"):
+        syntax: GrammarSyntax = fields.grammar_syntax or "gbnf"
+        if wanted.may_be_lark and fields.grammar_syntax is None and "::=" not in source:
+            syntax = "lark"
+        return Constraint.grammar(source, syntax=syntax, backend=backend)
+    whitespace = fields.whitespace or wanted.whitespace or "compact"
+    order = fields.property_order or "declared"
+    make = Constraint.json_schema if wanted.kind == "json_schema" else Constraint.structural_tag
+    return make(source, whitespace=whitespace, order=order, backend=backend)
+
+
+def _check_options(fields: GenerationFields, wanted: _Wanted | None) -> None:
+    """Raise InvalidRequest for an option without the constraint that has it."""
+    for name, kinds in _OPTIONS.items():
+        if getattr(fields, name) is not None and (wanted is None or wanted.kind not in kinds):
+            raise InvalidRequest(
+                f"{name} needs a constraint that has it: {', '.join(kinds)}", param=name
+            )
+
+
+def _wanted(fields: GenerationFields) -> list[_Wanted]:
+    """Every constraint in the request."""
+    wanted = [
+        _Wanted(name, _ONE_NAME.get(name, name), source, may_be_lark=name == "guided_grammar")
+        for name in (*_NAMES, *_GUIDED_NAMES)
+        if (source := getattr(fields, name)) is not None
+    ]
+    structured = fields.structured_outputs
+    if structured is not None:
+        whitespace: WhitespaceName | None = None
+        if structured.disable_any_whitespace is not None:
+            whitespace = "compact" if structured.disable_any_whitespace else "flexible"
+        wanted += [
+            _Wanted(
+                "structured_outputs",
+                _ONE_NAME.get(name, name),
+                source,
+                may_be_lark=True,
+                whitespace=whitespace,
+            )
+            for name in _STRUCTURED_NAMES
+            if (source := getattr(structured, name)) is not None
+        ]
+        if structured.json_object:
+            wanted.append(
+                _Wanted("structured_outputs", "json_schema", _ANY_OBJECT, whitespace=whitespace)
+            )
+    answer = fields.response_format if isinstance(fields, ChatRequest) else None
+    if isinstance(answer, JsonSchemaFormat):
+        wanted.append(_Wanted("response_format", "json_schema", answer.json_schema.schema_))
+    elif isinstance(answer, JsonObjectFormat):
+        wanted.append(_Wanted("response_format", "json_schema", _ANY_OBJECT))
+    elif isinstance(answer, StructuralTagFormat):
+        wanted.append(_Wanted("response_format", "structural_tag", answer.model_dump()))
+    return wanted
+
+
+_ANY_OBJECT = {"type": "object"}
 
 
 def num_choices(fields: GenerationFields, service: Service, num_prompts: int = 1) -> int:

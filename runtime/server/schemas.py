@@ -109,9 +109,15 @@ def _content(value: Any) -> str:
     return "".join(texts)
 
 
-def _schema(value: Any) -> dict[str, Any] | bool:
-    if not isinstance(value, (dict, bool)):
-        raise ValueError("must be a JSON schema: an object, true or false")
+def _schema(value: Any) -> dict[str, Any] | bool | str:
+    if not isinstance(value, (dict, bool, str)):
+        raise ValueError("must be a JSON schema: an object, true or false, or one as a string")
+    return value
+
+
+def _structural_tag(value: Any) -> dict[str, Any] | str:
+    if not isinstance(value, (dict, str)):
+        raise ValueError("must be a structural tag: an object, or one as a string")
     return value
 
 
@@ -125,9 +131,17 @@ Prompts = Annotated[
     PlainValidator(_prompts, str | list[str] | list[int] | list[list[int]]),
 ]
 Content = Annotated[str, PlainValidator(_content, str | list[dict[str, str]])]
-Schema = Annotated[dict[str, Any] | bool, PlainValidator(_schema, dict[str, Any] | bool)]
+Schema = Annotated[
+    dict[str, Any] | bool | str, PlainValidator(_schema, dict[str, Any] | bool | str)
+]
+StructuralTag = Annotated[
+    dict[str, Any] | str, PlainValidator(_structural_tag, dict[str, Any] | str)
+]
+Choices = Annotated[list[str], Field(min_length=1)]
 
 _NO_TOOLS = "this server does not run tool calls"
+_BACKEND = "use grammar_backend"
+_WHITESPACE = "use whitespace, which is compact or flexible"
 
 
 class StreamOptions(_Fields):
@@ -136,6 +150,23 @@ class StreamOptions(_Fields):
     include_usage: bool | None = None
     include_obfuscation: Annotated[
         None, _refused("chunks are sent as they are", unless=(False,), shape=bool | None)
+    ] = None
+
+
+class StructuredOutputs(_Fields):
+    """A constraint as vLLM's clients send it: one of the first six."""
+
+    regex: str | None = None
+    choice: Choices | None = None
+    json_: Schema | None = Field(default=None, alias="json")
+    grammar: str | None = None
+    structural_tag: StructuralTag | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: Annotated[None, _refused(_WHITESPACE)] = None
+    disable_fallback: bool | None = None  # without effect: there is none
+    disable_additional_properties: Annotated[
+        None, _refused("say so in the schema", unless=(False,), shape=bool | None)
     ] = None
 
 
@@ -161,10 +192,27 @@ class GenerationFields(_Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
-    # Constraints; at most one of them.
+    # Constraints; at most one of them, under one of its names.
     regex: str | None = None
-    choices: Annotated[list[str], Field(min_length=1)] | None = None
+    choices: Choices | None = None
     json_schema: Schema | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
+    structural_tag: StructuralTag | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_json: Schema | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # Options of theirs.
+    regex_syntax: Literal["ecma", "python"] | None = None
+    grammar_syntax: Literal["gbnf", "lark"] | None = None
+    whitespace: Literal["compact", "flexible"] | None = None
+    property_order: Literal["declared", "any"] | None = None
+    grammar_backend: Literal["palmette", "outlines-core", "llguidance", "xgrammar"] | None = None
+    jump_forward: Literal["token", "canonical"] | None = None
+    guided_decoding_backend: Annotated[None, _refused(_BACKEND)] = None
+    guided_whitespace_pattern: Annotated[None, _refused(_WHITESPACE)] = None
     user: str | None = None  # without effect
 
 
@@ -203,8 +251,17 @@ class JsonSchemaFormat(_Fields):
     json_schema: JsonSchema
 
 
+class StructuralTagFormat(BaseModel):
+    """Its other fields are those of a structural tag, see `palmette.grammar.structural_json`."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    type: Literal["structural_tag"]
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
+    Field(discriminator="type"),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import palmette as pm
 from palmette.errors import InvalidRequest, UnsupportedFeature
+from palmette.protocol import Constraint
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,6 @@ from palmette.errors import InvalidRequest, UnsupportedFeature
         ({"stop_regex": "x"}, "stop_regex"),
         ({"logprob_start_len": 0}, "logprob_start_len"),
         ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
-        ({"ebnf": "root ::= 'a'"}, "ebnf"),
         ({"dtype": bytes}, "dtype"),
         ({"dtype": "decimal"}, "dtype"),
     ],
@@ -52,6 +52,17 @@ def test_one_completion_is_no_request_for_several() -> None:
         ({"seed": "x"}, "seed"),
         ({"return_logprob": False, "top_logprobs_num": 2}, "top_logprobs_num"),
         ({"regex": "a", "json_schema": {}}, "regex and json_schema exclude each other"),
+        ({"grammar": "a", "ebnf": "a"}, "grammar and ebnf exclude each other"),
+        ({"regex_syntax": "python"}, "regex_syntax needs regex="),
+        ({"regex": "a", "regex_syntax": "posix"}, "syntax of a regex is one of ecma, python"),
+        ({"json_schema": {}, "grammar_syntax": "lark"}, "grammar_syntax needs grammar="),
+        ({"grammar": "a", "grammar_syntax": "yacc"}, "syntax of a grammar is one of gbnf, lark"),
+        ({"regex": "a", "whitespace": "flexible"}, "whitespace needs json_schema= or"),
+        ({"json_schema": {}, "whitespace": "none"}, "whitespace is one of compact, flexible"),
+        ({"json_schema": {}, "property_order": "sorted"}, "order is one of declared, any"),
+        ({"regex": "a", "grammar_backend": "guess"}, "backend is one of palmette"),
+        ({"grammar_backend": "xgrammar"}, "grammar_backend needs regex="),
+        ({"jump_forward": "far"}, "jump_forward must be 'token' or 'canonical'"),
         ({"choices_method": "probability"}, "choices_method needs choices"),
         ({"append": True, "name": None}, "append needs a name"),
     ],
@@ -65,6 +76,8 @@ def test_types_that_make_no_sense_are_refused() -> None:
     for call in (
         lambda: pm.gen("x", regex=5),  # type: ignore[arg-type]
         lambda: pm.gen("x", json_schema=5),
+        lambda: pm.gen("x", grammar=5),  # type: ignore[arg-type]
+        lambda: pm.gen("x", structural_tag=5),  # type: ignore[arg-type]
         lambda: pm.gen(5),  # type: ignore[arg-type]
         lambda: pm.special(5),  # type: ignore[arg-type]
         lambda: pm.user(5),  # type: ignore[arg-type]
@@ -73,6 +86,45 @@ def test_types_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(TypeError):
             call()
+
+
+TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "constraint"),
+    [
+        ({"regex": "a", "regex_syntax": "python"}, Constraint.regex("a", syntax="python")),
+        ({"grammar": "root ::= a"}, Constraint.grammar("root ::= a")),
+        ({"ebnf": "root ::= a"}, Constraint.grammar("root ::= a", syntax="gbnf")),
+        (
+            {"grammar": "start: a", "grammar_syntax": "lark"},
+            Constraint.grammar("start: a", syntax="lark"),
+        ),
+        ({"structural_tag": TAG}, Constraint.structural_tag(TAG)),
+        (
+            {"json_schema": True, "whitespace": "flexible", "property_order": "any"},
+            Constraint.json_schema(True, whitespace="flexible", order="any"),
+        ),
+        (
+            {"dtype": bool, "grammar_backend": "llguidance"},
+            Constraint.regex("True|False", backend="llguidance"),
+        ),
+    ],
+)
+def test_constraints_and_their_options_reach_the_request(
+    arguments: dict[str, Any], constraint: Constraint
+) -> None:
+    backend = pm.ScriptedBackend("True" if "dtype" in arguments else "1")
+    if "regex" in arguments:
+        backend = pm.ScriptedBackend("a")
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.gen("x", **arguments)
+
+    program.run(backend=backend)
+    assert backend.requests[0].constraint == constraint
 
 
 def test_min_tokens_above_the_default_maximum_waits_for_the_run() -> None:
@@ -101,6 +153,7 @@ def test_every_sampling_option_reaches_the_request() -> None:
         "repetition_penalty": 1.2,
         "ignore_eos": True,
         "seed": 11,
+        "jump_forward": "canonical",
     }
 
     @pm.function

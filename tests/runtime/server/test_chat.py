@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -333,6 +334,14 @@ async def test_top_logprobs_without_logprobs_are_refused() -> None:
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "null"}}}
 
+GBNF = 'root ::= "{}"'
+LARK = 'start: "{}"'
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+
 CONSTRAINTS: list[tuple[dict[str, Any], Constraint]] = [
     (
         {
@@ -349,6 +358,40 @@ CONSTRAINTS: list[tuple[dict[str, Any], Constraint]] = [
     ({"json_schema": SCHEMA}, Constraint.json_schema(SCHEMA)),
     ({"regex": r"\{.*\}"}, Constraint.regex(r"\{.*\}")),
     ({"choices": ["{}", "[]"]}, Constraint.choices(["{}", "[]"])),
+    ({"json_schema": '{"type": "object"}'}, Constraint.json_schema({"type": "object"})),
+    ({"grammar": GBNF}, Constraint.grammar(GBNF)),
+    ({"ebnf": GBNF}, Constraint.grammar(GBNF)),
+    ({"grammar": LARK, "grammar_syntax": "lark"}, Constraint.grammar(LARK, syntax="lark")),
+    ({"structural_tag": TAG}, Constraint.structural_tag(TAG)),
+    ({"structural_tag": json.dumps(TAG)}, Constraint.structural_tag(TAG)),
+    ({"response_format": TAG}, Constraint.structural_tag(TAG)),
+    ({"guided_json": SCHEMA}, Constraint.json_schema(SCHEMA)),
+    ({"guided_regex": "{}"}, Constraint.regex("{}")),
+    ({"guided_choice": ["{}"]}, Constraint.choices(["{}"])),
+    ({"guided_grammar": GBNF}, Constraint.grammar(GBNF)),
+    ({"guided_grammar": LARK}, Constraint.grammar(LARK, syntax="lark")),
+    ({"structured_outputs": {"json": SCHEMA}}, Constraint.json_schema(SCHEMA)),
+    (
+        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}},
+        Constraint.json_schema(SCHEMA, whitespace="flexible"),
+    ),
+    ({"structured_outputs": {"regex": "{}"}}, Constraint.regex("{}")),
+    ({"structured_outputs": {"choice": ["{}"]}}, Constraint.choices(["{}"])),
+    ({"structured_outputs": {"grammar": LARK}}, Constraint.grammar(LARK, syntax="lark")),
+    ({"structured_outputs": {"structural_tag": TAG}}, Constraint.structural_tag(TAG)),
+    (
+        {"structured_outputs": {"json_object": True}},
+        Constraint.json_schema({"type": "object"}),
+    ),
+    ({"regex": "{}", "regex_syntax": "python"}, Constraint.regex("{}", syntax="python")),
+    (
+        {"json_schema": SCHEMA, "whitespace": "flexible", "property_order": "any"},
+        Constraint.json_schema(SCHEMA, whitespace="flexible", order="any"),
+    ),
+    (
+        {"regex": "{}", "grammar_backend": "outlines-core"},
+        Constraint.regex("{}", backend="outlines-core"),
+    ),
 ]
 
 
@@ -359,6 +402,12 @@ async def test_a_constraint_reaches_the_engine(
     backend = ScriptedBackend("{}")
     await answer(backend, CHAT, messages=HI, **fields)
     assert [request.constraint for request in backend.requests] == [constraint]
+
+
+async def test_the_mode_of_jumps_reaches_the_engine() -> None:
+    backend = ScriptedBackend("{}")
+    await answer(backend, CHAT, messages=HI, regex="{}", jump_forward="canonical")
+    assert backend.requests[0].sampling.jump_forward == "canonical"
 
 
 async def test_a_text_format_asks_for_no_constraint() -> None:
