@@ -11,6 +11,7 @@ from palmette.grammar.errors import (
 )
 from palmette.grammar.limits import Limits
 from palmette.grammar.matcher import Matcher
+from palmette.grammar.report import Refusal, Report
 from palmette.grammar.vocabulary import Vocabulary
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "InvalidGrammar",
     "Limits",
     "Matcher",
+    "Refusal",
+    "Report",
     "UnsatisfiableGrammar",
     "UnsupportedGrammar",
     "Vocabulary",

@@ -12,13 +12,19 @@ from palmette.grammar.compiled import CompiledGrammar
 from palmette.grammar.ebnf import Grammar as ContextFreeGrammar
 from palmette.grammar.ebnf import emit as emit_grammar
 from palmette.grammar.ebnf import read_gbnf, read_lark
-from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsatisfiableGrammar
+from palmette.grammar.errors import (
+    GrammarError,
+    GrammarTooComplex,
+    InvalidGrammar,
+    UnsatisfiableGrammar,
+)
 from palmette.grammar.json_schema import Document, emit
 from palmette.grammar.json_schema.document import to_source
 from palmette.grammar.json_schema.emit import Whitespace
 from palmette.grammar.limits import Limits
 from palmette.grammar.machine import MachineName, machine_for
 from palmette.grammar.regex import RegexSyntax, full_match, parse_regex
+from palmette.grammar.report import Refusal, Report, check_json_schema
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.structural import Format as StructuralFormat
 from palmette.grammar.structural import emit as emit_structural_tag
@@ -74,19 +80,44 @@ class GrammarCompiler:
         return self._remember("choices", source, lambda: self._choices(listed))
 
     def compile_json_schema(
-        self, schema: Mapping[str, Any] | bool | str, *, whitespace: Whitespace = "compact"
+        self,
+        schema: Mapping[str, Any] | bool | str,
+        *,
+        whitespace: Whitespace = "compact",
+        order: Order = "declared",
     ) -> CompiledGrammar:
         """The text is one JSON document that is valid under `schema` (a dict, bool or JSON text).
 
-        Properties come in declared order, additional ones last. `compact` has no whitespace;
-        `flexible` allows, around structural characters, a line end and up to 32 blanks.
+        In `declared` order, properties come as the schema lists them and additional ones last; in
+        `any` order, as they like. `compact` has no whitespace; `flexible` allows, around structural
+        characters, a line end and up to 32 blanks.
         """
-        if whitespace not in ("compact", "flexible"):
-            raise ValueError(f"whitespace is 'compact' or 'flexible', got {whitespace!r}")
+        _check_option("whitespace", whitespace, ("compact", "flexible"))
+        _check_option("order", order, ("declared", "any"))
         source = to_source(schema)
         self._check_size(source)
-        kind = f"json_schema, {whitespace}"
-        return self._remember(kind, source, lambda: self._json_schema(source, whitespace))
+        kind = f"json_schema, {whitespace}, {order}"
+        return self._remember(kind, source, lambda: self._json_schema(source, whitespace, order))
+
+    def check(
+        self,
+        schema: Mapping[str, Any] | bool | str,
+        *,
+        whitespace: Whitespace = "compact",
+        order: Order = "declared",
+    ) -> Report:
+        """All that can be said about a schema before it is used; nothing in it raises.
+
+        Every refusal comes with its pointer, not only the first. See `Report`.
+        """
+        _check_option("whitespace", whitespace, ("compact", "flexible"))
+        _check_option("order", order, ("declared", "any"))
+        try:
+            source = to_source(schema)
+            self._check_size(source)
+        except GrammarError as error:
+            return Report(refusals=(Refusal("#", None, str(error)),))
+        return check_json_schema(source, self._machine, self._store(), whitespace, order)
 
     def compile_grammar(
         self, source: str, *, syntax: GrammarSyntax = "gbnf", start: str | None = None
@@ -139,9 +170,9 @@ class GrammarCompiler:
         kind = f"structural_tag, {is_json}, {whitespace}, {order}"
         return self._remember(kind, source, compile_it)
 
-    def _json_schema(self, source: str, whitespace: Whitespace) -> CompiledGrammar:
+    def _json_schema(self, source: str, whitespace: Whitespace, order: Order) -> CompiledGrammar:
         store = self._store()
-        emitted = emit(Document.read(source), store, whitespace)
+        emitted = emit(Document.read(source), store, whitespace, order)
         return self._machine.grammar(store, emitted.term, rules=emitted.rules, notes=emitted.notes)
 
     def _regex(self, pattern: str, syntax: RegexSyntax, flags: str) -> CompiledGrammar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from palmette.grammar.errors import GrammarError
 from palmette.grammar.json_schema.document import Document
 from palmette.grammar.json_schema.schemas import Key
 from palmette.grammar.json_schema.shapes import Scalar, Shape, Shapes
@@ -30,10 +31,13 @@ def emit(
     store: TermStore,
     whitespace: Whitespace = "compact",
     order: Order = "declared",
+    refusals: list[GrammarError] | None = None,
 ) -> Emitted:
     """The JSON texts that are valid under the schema.
 
-    Raises InvalidGrammar, UnsupportedGrammar, UnsatisfiableGrammar, GrammarTooComplex.
+    Raises InvalidGrammar, UnsupportedGrammar, UnsatisfiableGrammar, GrammarTooComplex. With a list
+    of `refusals`, all that would be raised because of single places is added to it instead, and
+    the term is of no use if there is any.
     """
     shapes = Shapes(
         document,
@@ -42,7 +46,7 @@ def emit(
         order=order,
         max_branches=store.limits.max_alternatives,
     )
-    root = shapes.read()
+    root = shapes.read(refusals)
     emitter = _Emitter(shapes, store)
     return Emitted(emitter.value(root), emitter.rules(), tuple(shapes.schemas.notes))
 

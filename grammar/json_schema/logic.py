@@ -71,6 +71,8 @@ class Logic:
         if claim is ANYTHING or claim is NOTHING:
             return claim is ANYTHING
         schema = claim.schema
+        if schema.error is not None:
+            raise schema.error
         key = (kind, claim.holds)
         found = schema.formulas.get(key)
         if found is None:
@@ -169,7 +171,7 @@ class Logic:
 
     def exactly_one(self, claims: Sequence[Claim], kind: Type) -> list[tuple[int, Formula]]:
         """For each claim that may hold alone, its index, and that it does."""
-        formulas = {
+        formulas: dict[int, Formula] = {
             index: formula
             for index, claim in enumerate(claims)
             if (formula := self.formula(claim, kind)) is not False

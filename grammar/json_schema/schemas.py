@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from palmette.grammar.errors import InvalidGrammar
+from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.json_schema.document import Document, Json, describe, escape_token, identity
 from palmette.grammar.json_schema.keywords import (
     ALL_TYPES,
@@ -27,16 +27,36 @@ _SYNTHETIC = ""  # begins the scope of what no document has
 class Schema:
     """One subschema, entered through the resources in `scope` (empty if that cannot matter)."""
 
-    __slots__ = ("claim", "dialect", "formulas", "is_open", "pointer", "scope", "types", "value")
+    __slots__ = (
+        "claim",
+        "dialect",
+        "error",
+        "formulas",
+        "is_open",
+        "pointer",
+        "scope",
+        "types",
+        "value",
+    )
 
     def __init__(
-        self, pointer: str, value: dict[str, Json], scope: tuple[str, ...], dialect: Dialect
+        self,
+        pointer: str,
+        value: dict[str, Json],
+        scope: tuple[str, ...],
+        dialect: Dialect,
+        error: GrammarError | None = None,
     ) -> None:
         self.pointer = pointer
         self.value = value
         self.scope = scope
         self.dialect = dialect
-        self.types = _types(self)  # the names that `type` allows; None: all
+        self.error = error  # what is wrong with it; to be raised if it is ever needed
+        self.types: frozenset[str] | None = None  # the names that `type` allows; None: all
+        try:
+            self.types = _types(self)
+        except InvalidGrammar as wrong:
+            self.error = wrong
         self.claim = Claim(self, True)
         # For `Logic`: formulas by type and polarity, and those that are being worked out.
         self.formulas: dict[tuple[Type, bool], object] = {}
@@ -173,19 +193,20 @@ class Schemas:
             return NOTHING
         if isinstance(value, Claim):  # part of a schema that was put together
             return value
+        claim = self._known.get((pointer, scope))
+        if claim is None:
+            try:
+                claim = self._made(pointer, value, scope, dialect)
+            except (InvalidGrammar, UnsupportedGrammar) as error:
+                claim = Schema(pointer, {}, scope, dialect, error).claim
+            self._known[pointer, scope] = claim
+        return claim
+
+    def _made(self, pointer: str, value: Json, scope: tuple[str, ...], dialect: Dialect) -> Claim:
         if not isinstance(value, dict):
             raise InvalidGrammar(
                 f"a schema is an object or a boolean, got {describe(value)}", pointer=pointer
             )
-        claim = self._known.get((pointer, scope))
-        if claim is None:
-            claim = self._made(pointer, value, scope, dialect)
-            self._known[pointer, scope] = claim
-        return claim
-
-    def _made(
-        self, pointer: str, value: dict[str, Json], scope: tuple[str, ...], dialect: Dialect
-    ) -> Claim:
         self._note_unknown(pointer, value, dialect)
         relevant = [keyword for keyword in value if keyword in dialect.keywords]
         if not relevant:

@@ -13,7 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsatisfiableGrammar
+from palmette.grammar.errors import (
+    GrammarError,
+    InvalidGrammar,
+    UnsatisfiableGrammar,
+    UnsupportedGrammar,
+)
 from palmette.grammar.json_schema.arrays import Arrays
 from palmette.grammar.json_schema.document import Document, Json, spell
 from palmette.grammar.json_schema.keywords import ALL_TYPES, Type
@@ -73,6 +78,7 @@ class Shapes:
         self._objects = Objects(self.logic, self._languages, punctuation, order)
         self._arrays = Arrays(self.logic, punctuation)
         self._numbers: dict[NumberRule, Term] = {}
+        self._refusals: list[GrammarError] | None = None
 
     def read(self, refusals: list[GrammarError] | None = None) -> Key:
         """Read every place that can be reached from the root; the root's key.
@@ -80,22 +86,16 @@ class Shapes:
         What cannot be read is added to `refusals`, or raised if there is no such list. Raises
         UnsatisfiableGrammar if nothing is valid.
         """
+        self._refusals = refusals
         root = key_of([self.schemas.root()])
         pending = [] if root is None else [root]
         while pending:
             key = pending.pop()
             if key in self.places:
                 continue
-            place = self.places[key] = Place()
-            try:
-                place.shapes = self._shapes(key)
-            except GrammarError as error:
-                if refusals is None:
-                    raise
-                refusals.append(error)
-                place.shapes = [Scalar(self._store.literal(b"null"))]
-            for shape in place.shapes:
-                pending.extend(keys_in(shape))
+            place = self.places[key] = Place(self._shapes(key))
+            for shape in reversed(place.shapes):
+                pending.extend(reversed(list(keys_in(shape))))
         self._decide()
         if root is None or self.places[root].min_bytes is None:
             raise UnsatisfiableGrammar("no JSON value satisfies the schema", pointer="#")
@@ -112,21 +112,31 @@ class Shapes:
         literals: list[Json] = []
         shapes: list[Shape] = []
         for kind in ALL_TYPES:
-            for case in self.logic.conjunctions(key, kind):
-                lists = [rule for rule in case if isinstance(rule, Values)]
-                if lists or kind in ("null", "boolean"):
-                    literals += self._literals(case, lists, kind)
-                elif kind in ("number", "string"):
-                    term = self._scalar(case, kind)
-                    if not self._store.is_empty(term):
-                        shapes.append(Scalar(term))
-                elif self._store.can_spell(b"[]{},:"):
-                    shape = self._structure(case, kind, pointer)
-                    if shape is not None:
-                        shapes.append(shape)
+            try:
+                self._add_shapes(key, kind, pointer, literals, shapes)
+            except (InvalidGrammar, UnsupportedGrammar) as error:
+                if self._refusals is None:
+                    raise
+                self._refusals.append(error)
         if literals:
             shapes[:0] = self._literal_shapes(literals, pointer)
         return shapes
+
+    def _add_shapes(
+        self, key: Key, kind: Type, pointer: str, literals: list[Json], shapes: list[Shape]
+    ) -> None:
+        for case in self.logic.conjunctions(key, kind):
+            lists = [rule for rule in case if isinstance(rule, Values)]
+            if lists or kind in ("null", "boolean"):
+                literals += self._literals(case, lists, kind)
+            elif kind in ("number", "string"):
+                term = self._scalar(case, kind)
+                if not self._store.is_empty(term):
+                    shapes.append(Scalar(term))
+            elif self._store.can_spell(b"[]{},:"):
+                shape = self._structure(case, kind, pointer)
+                if shape is not None:
+                    shapes.append(shape)
 
     def _literals(self, case: Conjunction, lists: Sequence[Values], kind: Type) -> list[Json]:
         """The listed values for which all of the case holds."""
