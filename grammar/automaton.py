@@ -86,6 +86,10 @@ class Automaton:
 
     def step(self, state: int, byte: int) -> int:
         """The next state, `DEAD` if the byte is not allowed."""
+        term = self._terms[state]
+        if term.is_capturing:  # too many states to compute a row for each
+            after = self.store.step(term, byte)
+            return self.state_of(after) if after is not self.store.empty else DEAD
         if not self.has_row[state]:
             self._fill_row(state)
         return int(self.rows[state, byte])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from palmette.grammar.automaton import Automaton
 from palmette.grammar.lexemes import Lexemes
-from palmette.grammar.mask import Mask
+from palmette.grammar.mask import Mask, doubtful_tokens, try_tokens
 from palmette.grammar.terms import UNFOLDED, Kind, Rule, Term
 from palmette.grammar.token_trie import IntArray
 from palmette.grammar.vocabulary import Vocabulary
@@ -72,8 +72,8 @@ class Planner:
         if term.kind == Kind.CALL:
             assert term.rule is not None
             return (term.rule.shortest(),)
-        if term.kind in UNFOLDED:
-            return (self._store.shortest_step(term),)
+        if term.kind in UNFOLDED or term.kind == Kind.CAPTURE:
+            return self._store.shortest_steps(term)
         if term.kind == Kind.ALTERNATION:
             return [item for item in term.items if not self._store.is_empty(item)]
         return term.items
@@ -89,6 +89,8 @@ class Planner:
             return math.inf if token_ids is None else len(token_ids)
         if term.kind == Kind.SEQUENCE:
             return sum(needed)
+        if term.kind in UNFOLDED or term.kind == Kind.CAPTURE:
+            return max(needed, default=math.inf)
         return term.low * needed[0] if term.kind == Kind.REPEAT else min(needed)
 
     def _spell(self, text: bytes) -> list[int] | None:
@@ -136,8 +138,8 @@ class Planner:
             elif term.kind == Kind.CALL:
                 assert term.rule is not None
                 pending.append(term.rule.shortest())
-            elif term.kind in UNFOLDED:
-                pending.append(self._store.shortest_step(term))
+            elif term.kind in UNFOLDED or term.kind == Kind.CAPTURE:
+                pending.append(max(self._store.shortest_steps(term), key=self.num_tokens))
             else:
                 items = [item for item in term.items if not self._store.is_empty(item)]
                 pending.append(min(items, key=self.num_tokens))
@@ -176,9 +178,11 @@ class Planner:
 
     def _compute_needs(self, term: Term) -> NDArray[np.float32]:
         trie = self._vocabulary.trie
-        state = np.array([self._automaton.state_of(term)], np.int32)
+        start = self._store.lenient(term)
+        state = np.array([self._automaton.state_of(start)], np.int32)
         root: IntArray = np.zeros(1, np.int32)
         nodes, states = self._automaton.walk(trie, root, state)
+        doubtful = doubtful_tokens(self._automaton, trie, nodes, states)
         ending = trie.has_token[nodes]
         nodes, states = nodes[ending], states[ending]
         needs = np.full(self._vocabulary.num_rows, np.inf, np.float32)
@@ -189,4 +193,8 @@ class Planner:
         node_needs = np.full(trie.num_nodes, np.inf, np.float32)
         node_needs[nodes] = per_state[index]
         needs[trie.tokens] = node_needs[trie.token_nodes]
+        needs[doubtful] = np.inf
+        afters = try_tokens(self._store, self._vocabulary, term, doubtful.tolist())
+        for token_id, after in afters.items():
+            needs[token_id] = self.num_tokens(after)
         return needs

@@ -69,6 +69,21 @@ class Lexemes:
         elements[searched[0]] = counters[0]
         return self._store.lexeme(self._store.sequence(*elements))
 
+    def without_words(self, lexeme: Term) -> tuple[Term, Term] | None:
+        """The lexeme without its exclusion of words, and these; None if there is no such."""
+        inner = lexeme.items[0] if lexeme.kind == Kind.LEXEME else lexeme
+        if inner.kind != Kind.BOTH:
+            return None
+        excluded = [
+            item.items[0]
+            for item in inner.items
+            if item.kind == Kind.NOT and item.items[0].kind in (Kind.WORDS, Kind.EPSILON)
+        ]
+        others = [item for item in inner.items if item.kind != Kind.NOT]
+        if len(excluded) != 1 or len(others) != len(inner.items) - 1:
+            return None
+        return self._store.lexeme(self._store.both(*others)), excluded[0]
+
     def _without_end(self, term: Term, far: int) -> Term:
         if term.kind == Kind.ALTERNATION:
             return self._store.alternation(self._without_end(item, far) for item in term.items)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +21,7 @@ from palmette.grammar.lexemes import Lexemes
 from palmette.grammar.limits import Limits
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Kind, Term
-from palmette.grammar.token_trie import IntArray
+from palmette.grammar.token_trie import IntArray, TokenTrie
 from palmette.grammar.vocabulary import Vocabulary
 
 BoolArray = NDArray[np.bool_]
@@ -90,6 +91,7 @@ class Mask:
     tokens: TokenSet
     ends: tuple[Term, ...]  # where tokens lead that leave a lexeme or meet none
     bodies: tuple[tuple[Term, Term], ...]  # (lexeme, what follows)
+    doubtful: tuple[int, ...]  # tokens left out, that must be tried with what was forgotten
     worst: float | None = field(default=None)  # memo of `Planner.worst_after`
 
     @property
@@ -150,7 +152,11 @@ class MaskBuilder:
         if mask is not None:
             self._masks.move_to_end(term)
             return mask
-        mask = self._build(term)
+        lenient = self._store.lenient(term)
+        if lenient is term:
+            mask = self._build(term)
+        else:
+            mask = self._with_doubtful(term, self.mask_of(lenient))
         self._masks[term] = mask
         self._num_bytes += mask.num_bytes
         while self._num_bytes > self._max_bytes and len(self._masks) > 1:
@@ -190,14 +196,27 @@ class MaskBuilder:
                     pending.extend(tail.alternatives)
         if plain:
             starts.append((self._root, self._store.alternation(plain)))
-        ends = self._walk_from(starts, row)
-        return Mask(TokenSet(row), ends, tuple(bodies))
+        ends, doubtful = self._walk_from(starts, row)
+        return Mask(TokenSet(row), ends, tuple(bodies), doubtful)
 
-    def _walk_from(self, starts: list[tuple[IntArray, Term]], row: BoolArray) -> tuple[Term, ...]:
-        """Allow the tokens on the way from the starts; where these tokens lead."""
+    def _with_doubtful(self, term: Term, mask: Mask) -> Mask:
+        """The mask of a term made from that of its lenient form."""
+        if not mask.doubtful:
+            return mask
+        row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
+        mask.tokens.write(row)
+        afters = try_tokens(self._store, self._vocabulary, term, mask.doubtful)
+        row[list(afters)] = True
+        ends = tuple(dict.fromkeys((*mask.ends, *afters.values())))
+        return Mask(TokenSet(row), ends, mask.bodies, ())
+
+    def _walk_from(
+        self, starts: list[tuple[IntArray, Term]], row: BoolArray
+    ) -> tuple[tuple[Term, ...], tuple[int, ...]]:
+        """Allow the tokens on the way from the starts; where these lead, and what is in doubt."""
         starts = [(nodes, term) for nodes, term in starts if nodes.size]
         if not starts:
-            return ()
+            return (), ()
         automaton, trie = self._automaton, self._vocabulary.trie
         nodes = np.concatenate([nodes for nodes, _ in starts])
         states = np.concatenate(
@@ -205,8 +224,11 @@ class MaskBuilder:
         )
         nodes, states = automaton.walk(trie, nodes, states)
         row[trie.tokens_at(nodes)] = True
+        doubtful = doubtful_tokens(automaton, trie, nodes, states)
+        row[doubtful] = False
         ending = np.unique(states[trie.has_token[nodes]])
-        return tuple(automaton.term_of(int(state)) for state in ending)
+        ends = tuple(automaton.term_of(int(state)) for state in ending)
+        return ends, tuple(doubtful.tolist())
 
     def _body_of(self, head: Term) -> Body:
         clamped = self._lexemes.clamp(head, self._vocabulary.trie.max_token_bytes)
@@ -214,7 +236,13 @@ class MaskBuilder:
         body = self._shared.get(digest)
         if body is None:
             base = self._lexemes.without_exclusion(clamped)
-            body = self._walk_body(clamped) if base is None else self._narrow_body(clamped, base)
+            split = self._lexemes.without_words(clamped)
+            if base is not None:
+                body = self._narrow_body(clamped, base)
+            elif split is not None:
+                body = self._body_without(clamped, *split)
+            else:
+                body = self._walk_body(clamped)
             self._shared.put(digest, body)
         return body
 
@@ -236,3 +264,69 @@ class MaskBuilder:
         known.inside.write(row)
         row[trie.tokens_at(known.exits[~is_end])] = False
         return Body(TokenSet(row), known.exits[is_end])
+
+    def _body_without(self, head: Term, base: Term, words: Term) -> Body:
+        """The body of `base`, less what leads only to the words that are excluded from `head`.
+
+        A prefix that none of the words begins with has the same continuations in both.
+        """
+        trie, store = self._vocabulary.trie, self._store
+        known = self._body_of(base)
+        row: BoolArray = np.zeros(self._vocabulary.num_rows, bool)
+        known.inside.write(row)
+        dropped: list[int] = []
+        pending = [(0, words, head)]
+        while pending:
+            node, word, here = pending.pop()
+            if node and store.is_empty(here):
+                row[trie.tokens_at(np.array([node], np.int32))] = False
+            if not here.nullable:
+                dropped.append(node)
+            for bits, after in store.parts(word):
+                for byte in range(256):
+                    child = trie.child(node, byte) if bits >> byte & 1 else None
+                    if child is not None:
+                        pending.append((child, after, store.step(here, byte)))
+        is_kept = ~np.isin(known.exits, np.array(dropped, np.int32))
+        return Body(TokenSet(row), known.exits[is_kept])
+
+
+def doubtful_tokens(
+    automaton: Automaton, trie: TokenTrie, nodes: IntArray, states: IntArray
+) -> IntArray:
+    """Of a walk: the tokens that lead beyond a barrier (see `unfold`)."""
+    distinct, index = np.unique(states, return_inverse=True)
+    barriers = [automaton.term_of(int(state)).is_barrier for state in distinct]
+    if not any(barriers):
+        return _NONE
+    nodes = np.unique(nodes[np.array(barriers, bool)[index]])
+    found: list[IntArray] = []
+    while nodes.size:
+        nodes, _ = trie.expand(nodes)
+        found.append(trie.tokens_at(nodes))
+    return np.unique(np.concatenate(found))
+
+
+def try_tokens(
+    store: TermStore, vocabulary: Vocabulary, term: Term, token_ids: Iterable[int]
+) -> dict[int, Term]:
+    """Those of the tokens that are allowed, with the terms that they lead to."""
+    reached: dict[bytes, Term] = {b"": term}
+    allowed: dict[int, Term] = {}
+    for token_id in token_ids:
+        text = vocabulary.token_bytes[token_id]
+        here = term
+        for length in range(1, len(text) + 1):
+            prefix = text[:length]
+            known = reached.get(prefix)
+            if known is None:
+                known = reached[prefix] = store.step(here, text[length - 1])
+            here = known
+            if here is store.empty:
+                break
+        else:
+            allowed[token_id] = here
+    return allowed
+
+
+_NONE: IntArray = np.zeros(0, np.int32)

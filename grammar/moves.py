@@ -32,6 +32,10 @@ class Where(NamedTuple):
     came: int  # in any order: bits of the declared members that came
     left: Left  # of the counters that matter: how many must come yet, and how many may
     is_first: bool = False
+    seen: frozenset[bytes] = frozenset()  # texts that must not come again
+    # Of texts that came besides, but are not remembered, the number: only while masks are made.
+    # None: all are remembered.
+    forgotten: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Moves(ABC, Generic[V]):
     def __init__(self, counters: Sequence[Counter], spend: Callable[[int], None]) -> None:
         self.places: list[tuple[Choice[V], ...]] = []
         self.fillers: list[tuple[Choice[V], ...]] = []
+        self.is_distinct = False  # whether the fillers, or all items, must not come twice
         self.close_bytes = 0
         self.first_bytes = 0  # what the first part takes more than another
         self._spend = spend
@@ -74,6 +79,7 @@ class Moves(ABC, Generic[V]):
         self._groups: list[tuple[int, int, Choice[V]]] = []  # of fillers, cheapest first
         self._movers: list[int] = []  # by counter: bits of the places that may move it
         self._is_movable: list[bool] = []  # by counter: whether a filler moves it
+        self._moved_from: list[frozenset[int]] = []  # by group: what it and later ones move
 
     def _finish(self) -> None:
         """Call once the places and fillers are in."""
@@ -92,6 +98,11 @@ class Moves(ABC, Generic[V]):
                     bits |= 1 << place
             self._movers.append(bits)
             self._is_movable.append(any(counter in g[2].counters for g in self._groups))
+        moved_from: set[int] = set()
+        for _, _, choice in reversed(self._groups):
+            moved_from.update(choice.counters)
+            self._moved_from.append(frozenset(moved_from))
+        self._moved_from.reverse()
 
     def _choices(
         self, parts: Iterable[Part[V]], cost: Callable[[V], int], overhead: int
@@ -119,7 +130,10 @@ class Moves(ABC, Generic[V]):
         return not any(each.low for each in where.left) and not self._must_go_on(where)
 
     def min_bytes(self, where: Where) -> int | None:
-        """The length of a shortest completion; None if there is none."""
+        """The length of a shortest completion; None if there is none.
+
+        It is a lower bound only where parts must not come twice.
+        """
         if self.may_close(where):
             return self.close_bytes
         cost = self._cost(self._state(where))
@@ -149,17 +163,19 @@ class Moves(ABC, Generic[V]):
         direct = self._direct(0, left)
         if direct is not None:
             (filler, index, choice), times = direct
+            if self.is_distinct:
+                times = 1
         else:
             times = 1
-            given_up = 0
+            given_up, rest = 0, left
             while True:
-                cost = self._cost((len(self.places), given_up, left))
+                cost = self._cost((len(self.places), given_up, rest))
                 filler, index, choice = self._groups[given_up]
-                used = self._use(given_up, left)
+                used = self._use(given_up, rest)
                 beyond = None if used is None else self._cost(used)
                 if beyond is not None and cost == beyond + choice.num_bytes:
                     break
-                given_up += 1
+                _, given_up, rest = self._give_up(given_up, rest)
         left = _moved_by(left, choice.counters, times)
         return Step(-1 - filler, index, times, self._after(where, None, left))
 
@@ -286,11 +302,22 @@ class Moves(ABC, Generic[V]):
         """
         if given_up >= len(self._groups):
             return []
-        ways = [(0, (len(self.places), given_up + 1, left))]
+        ways = [(0, self._give_up(given_up, left))]
         after = self._use(given_up, left)
         if after is not None:
             ways.append((self._groups[given_up][2].num_bytes, after))
         return ways
+
+    def _give_up(self, group: int, left: Left) -> _State:
+        """Without the group, and without the maxima that no other can reach any more."""
+        group += 1
+        if group < len(self._groups) and sum(each.low > 0 for each in left) == 1:
+            moved_from = self._moved_from[group]
+            left = tuple(
+                each if counter in moved_from else Counter(each.low, None)
+                for counter, each in enumerate(left)
+            )
+        return len(self.places), group, left
 
     def _use(self, group: int, left: Left) -> _State | None:
         choice = self._groups[group][2]
@@ -350,6 +377,7 @@ class ObjectMoves(Moves[V]):
         self.comma_bytes = comma
         self.first_bytes = store.min_bytes(marks.blank) - comma
         self.is_any_order = shape.order == "any"
+        self.is_distinct = shape.has_distinct_names and bool(shape.names)
         self.required = required
         for member in shape.members:
             overhead = len(member.key) + colon + comma
@@ -420,7 +448,9 @@ class ObjectMoves(Moves[V]):
             index = len(self.places) if place is None else place + 1
         elif place is not None:
             came |= 1 << place
-        return Where(index, came, self._settled(index, came, left))
+        return where._replace(
+            place=index, came=came, left=self._settled(index, came, left), is_first=False
+        )
 
     def _state(self, where: Where) -> _State:
         came = 0 if where.place == len(self.places) else where.came
@@ -487,6 +517,7 @@ class ArrayMoves(Moves[V]):
         super().__init__((Counter(shape.min_items, most), *shape.counters), store.spend)
         marks = shape.punctuation
         self.shape = shape
+        self.is_distinct = shape.is_unique
         self.close_bytes = store.min_bytes(marks.close_array)
         comma = store.min_bytes(marks.comma)
         self.first_bytes = store.min_bytes(marks.blank) - comma
@@ -516,7 +547,7 @@ class ArrayMoves(Moves[V]):
 
     def _after(self, where: Where, place: int | None, left: Left) -> Where:
         index = len(self.places) if place is None else place + 1
-        return Where(index, 0, self._settled(index, 0, left))
+        return where._replace(place=index, left=self._settled(index, 0, left), is_first=False)
 
     def _state(self, where: Where) -> _State:
         return where.place, 0, where.left

@@ -79,6 +79,8 @@ class Punctuation:
 class Members(Generic[V]):
     """An object.
 
+    With `has_distinct_names` no name out of `names` comes twice in one spelling.
+
     In declared order, members come as they are listed, optional ones left out at will, and then
     any number of members out of `names`. In any order, all of them come as they like. Either way a
     declared member comes at most once.
@@ -91,6 +93,7 @@ class Members(Generic[V]):
     min_members: int = 0
     max_members: int | None = None
     order: Order = "declared"
+    has_distinct_names: bool = False
 
     def with_values(self, make: Callable[[V], W | None]) -> Members[W] | None:
         """The same with other values; parts for which `make` gives None are left out.
@@ -118,6 +121,8 @@ class Items(Generic[V]):
     """An array: the kinds for each of the first places, and those for all others (none: no more).
 
     No place of `prefix` is without kinds: an array cannot be longer than the places it can fill.
+    If it `is_unique`, no text of an item comes twice; all values must be regular terms then, and
+    what differs as a value but may be spelled alike, or the other way round, is left to the caller.
     """
 
     punctuation: Punctuation
@@ -126,6 +131,7 @@ class Items(Generic[V]):
     counters: tuple[Counter, ...] = ()
     min_items: int = 0
     max_items: int | None = None
+    is_unique: bool = False
 
     def with_values(self, make: Callable[[V], W | None]) -> Items[W] | None:
         """The same with other values; parts for which `make` gives None are left out.

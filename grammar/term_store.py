@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 
+from palmette.grammar.distinct import distinct_items, distinct_names
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
 from palmette.grammar.moves import ArrayMoves, ObjectMoves, Where, without_unspelled
@@ -26,7 +27,16 @@ from palmette.grammar.terms import (
     WordList,
     plainest,
 )
-from palmette.grammar.unfold import member_min_bytes, rest_of_member, shortest_step, unfold
+from palmette.grammar.unfold import (
+    after_text,
+    derive_capture,
+    lenient,
+    member_min_bytes,
+    rest_of_member,
+    shortest_steps,
+    step,
+    unfold,
+)
 
 _SHORT_WORD = 256
 _WORK_PER_LOOK = 256
@@ -388,6 +398,8 @@ class TermStore:
             spelled = without_unspelled(shape, self)
             if spelled is None:
                 return self.empty
+            if spelled.has_distinct_names:
+                spelled = distinct_names(spelled, self)
             moves = self._moves[shape] = ObjectMoves(spelled, self.min_bytes, self)
         if moves.min_bytes(moves.start) is None:
             return self.empty
@@ -397,7 +409,8 @@ class TermStore:
         """The arrays of this shape; empty if there are none."""
         moves = self._moves.get(shape)
         if moves is None:
-            moves = self._moves[shape] = ArrayMoves(shape, self.min_bytes, self)
+            counted = distinct_items(shape, self) if shape.is_unique else shape
+            moves = self._moves[shape] = ArrayMoves(counted, self.min_bytes, self)
         if moves.min_bytes(moves.start) is None:
             return self.empty
         return self.sequence(shape.punctuation.open_array, self.at(moves, moves.start))
@@ -429,12 +442,43 @@ class TermStore:
             self._keep(key, found)
         return found
 
-    def shortest_step(self, term: Term) -> Term:
-        """An object, array or member as a cheapest next part, with what follows it.
+    def capture(
+        self,
+        moves: ArrayMoves[Term] | ObjectMoves[Term],
+        where: Where,
+        place: int,
+        rest: Term,
+        text: bytes,
+    ) -> Term:
+        """The rest of a part that must not come twice, of which `text` is read; see `unfold`."""
+        if self.is_empty(rest):
+            return self.empty
+        if rest.kind == Kind.EPSILON:
+            return after_text(self, moves, where, place, text)
+        key = (Kind.CAPTURE, moves, where, place, rest.serial, text)
+        found = self._interned.get(key)
+        if found is None:
+            found = Term(
+                Kind.CAPTURE, False, items=(rest,), moves=moves, where=where, low=place, text=text
+            )
+            self._keep(key, found)
+        return found
 
-        Its shortest strings are shortest ones of the term; it needs no choice that matters.
+    def lenient(self, term: Term) -> Term:
+        """The term with the texts forgotten that are being read; itself if there are none."""
+        return lenient(self, term)
+
+    def step(self, term: Term, byte: int) -> Term:
+        """The term after one byte; empty if it is not allowed."""
+        return step(self, term, byte)
+
+    def shortest_steps(self, term: Term) -> list[Term]:
+        """An object, array, member or capture as a cheapest next part, with what follows it.
+
+        Its shortest strings are shortest ones of the term; it needs no choice that matters. Where
+        a text was forgotten (see `unfold`) there are several, and the longest of them is meant.
         """
-        return shortest_step(self, term)
+        return shortest_steps(self, term)
 
     def _keep(self, key: _Key, term: Term) -> Term:
         self._interned[key] = term
@@ -530,6 +574,8 @@ class TermStore:
             return [(bits, self._row(term.table, after)) for bits, after in moves]
         if kind in UNFOLDED:
             return list(self.form(unfold(self, term)))
+        if kind == Kind.CAPTURE:
+            return derive_capture(self, term)
         return []
 
     def _derive_words(self, term: Term) -> list[Pair]:
@@ -717,6 +763,7 @@ class TermStore:
         while pending:
             top = pending[-1]
             is_searched = top.nullable or top.kind in (Kind.BOTH, Kind.NOT)
+            is_searched = is_searched or top.kind == Kind.CAPTURE
             unknown = [] if is_searched else [i for i in top.items if not is_done(i)]
             if unknown and not is_known(top):
                 pending += unknown
@@ -738,6 +785,8 @@ class TermStore:
             return term.rule.min_bytes
         if term.kind == Kind.MEMBER:
             return member_min_bytes(term)
+        if term.kind == Kind.CAPTURE:
+            return max(map(self.min_bytes, self.shortest_steps(term)))
         if term.kind in UNFOLDED:
             assert term.moves is not None
             assert term.where is not None

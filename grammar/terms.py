@@ -45,11 +45,12 @@ class Kind(IntEnum):
     OBJECT = 12  # what may follow at a place between two members; see `unfold`
     ARRAY = 13  # the same between two items
     MEMBER = 14  # what is left of a declared member whose key has begun, and all that follows
+    CAPTURE = 15  # items[0], what is left of a part that must not come twice, and all that follows
 
 
 # Made of parts that are found when they are needed; never empty, nor regular for the store.
 UNFOLDED = frozenset((Kind.OBJECT, Kind.ARRAY, Kind.MEMBER))
-CONTEXT_FREE = UNFOLDED | {Kind.CALL}
+CONTEXT_FREE = UNFOLDED | {Kind.CALL, Kind.CAPTURE}
 
 
 class WordList:
@@ -136,6 +137,10 @@ class Term:
     `is_searched` marks a term with an intersection or a complement in it: whether it is empty
     cannot be read off its shape. `is_regular` marks one without calls, `is_finite` one that
     obviously has a limited number of strings.
+
+    Of parts that must not come twice: `is_capturing` marks a term that takes note of the next
+    bytes, `is_exact` one that knows all the texts that came, `is_barrier` one that may go on with a
+    part of which it is not known whether it has come; see `unfold.lenient`.
     """
 
     __slots__ = (
@@ -147,6 +152,9 @@ class Term:
         "form",
         "form_sets",
         "high",
+        "is_barrier",
+        "is_capturing",
+        "is_exact",
         "is_finite",
         "is_regular",
         "is_searched",
@@ -163,6 +171,7 @@ class Term:
         "shortest",
         "shortest_length",
         "table",
+        "text",
         "where",
         "words",
     )
@@ -182,6 +191,7 @@ class Term:
         table: Table | None = None,
         moves: ArrayMoves[Term] | ObjectMoves[Term] | None = None,
         where: Where | None = None,
+        text: bytes = b"",
     ) -> None:
         self.kind = kind
         self.nullable = nullable
@@ -195,8 +205,11 @@ class Term:
         self.table = table
         self.moves = moves
         self.where = where
+        self.text = text
         self.serial = next(serials)
-        self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or any(i.is_searched for i in items)
+        self.is_searched: bool = kind in (Kind.BOTH, Kind.NOT) or (
+            kind != Kind.CAPTURE and any(i.is_searched for i in items)
+        )
         self.is_regular: bool = kind not in CONTEXT_FREE and all(i.is_regular for i in items)
         self.is_finite: bool = (
             kind not in (Kind.NOT, Kind.TABLE)
@@ -204,6 +217,9 @@ class Term:
             and not (kind == Kind.REPEAT and high is None)
             and all(i.is_finite for i in items)
         )
+        self.is_capturing: bool = self._begins_with("is_capturing")
+        self.is_exact: bool = self._begins_with("is_exact")
+        self.is_barrier: bool = self._begins_with("is_barrier")
         self.floor = self._lower_bound()
         # Memos of the store.
         self.form: tuple[Term, ...] | None = None
@@ -215,6 +231,20 @@ class Term:
         self.shortest: bytes | None = None
         self.shortest_length: int | None = None
         self.detour_length: int | None = None
+
+    def _begins_with(self, mark: str) -> bool:
+        kind = self.kind
+        if kind == Kind.SEQUENCE:
+            head, tail = self.items
+            return bool(getattr(head, mark) or (head.nullable and getattr(tail, mark)))
+        if kind == Kind.ALTERNATION:
+            return any(getattr(item, mark) for item in self.items)
+        if self.where is None or self.moves is None or not self.moves.is_distinct:
+            return False
+        forgotten = self.where.forgotten
+        if mark == "is_exact":
+            return forgotten is None
+        return kind == Kind.CAPTURE and forgotten == (None if mark == "is_capturing" else 1)
 
     def _lower_bound(self) -> int:
         """A number of bytes that no string is shorter than, cheaply had."""

@@ -3,16 +3,25 @@
 A term of kind OBJECT or ARRAY is what may follow at a `Where`: from the comma before the next part,
 or the closing bracket, to the end. A term of kind MEMBER is the rest of a declared member whose
 key has begun, and all that follows it: one of the keys `keys[low:high]`, from byte `depth` on.
+
+Where parts must not come twice, a term of kind CAPTURE is the rest `items[0]` of such a part, of
+which `text` is read, and all that follows: the texts that came go with the place (`Where.seen`), so
+there are as many terms as texts. Masks are made without them, as far as that goes: `lenient`
+forgets the text that is being read. A second part after it could be that text again, so there the
+way ends in a CAPTURE without derivatives (a barrier), and the few tokens that lead beyond it are
+tried one by one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from palmette.grammar.distinct import less, texts_by_length
 from palmette.grammar.moves import ArrayMoves, Choice, ObjectMoves, Where
-from palmette.grammar.terms import Kind, Term
+from palmette.grammar.terms import Kind, Pair, Term
 
 if TYPE_CHECKING:
     from palmette.grammar.term_store import TermStore
@@ -25,7 +34,7 @@ def unfold(store: TermStore, term: Term) -> Term:
     if isinstance(moves, ArrayMoves):
         marks = moves.shape.punctuation
         place = moves.place(where)
-        parts = () if place is None else _values(store, moves, where, place)
+        parts = () if place is None else _items(store, moves, where, place)
         return _more_or_close(store, moves, where, list(parts), marks.close_array)
     assert isinstance(moves, ObjectMoves)
     if term.kind == Kind.MEMBER:
@@ -33,10 +42,12 @@ def unfold(store: TermStore, term: Term) -> Term:
         return _keys(store, moves, where, term.low, term.high, term.depth)
     options = [store.member(moves, where, 0, len(moves.keys), 0)]
     for index, names in enumerate(moves.shape.names):
-        values = list(_values(store, moves, where, -1 - index))
-        if values:
-            colon = moves.shape.punctuation.colon
-            options.append(store.sequence(names.name, colon, store.alternation(values)))
+        if not moves.is_distinct:
+            member = _after_key(store, moves, where, -1 - index)
+            options.append(store.sequence(names.name, member))
+        elif moves.offers(where, -1 - index):
+            name = less(names.name, where.seen, store)
+            options.append(_unrepeated(store, moves, where, -1 - index, name))
     return _more_or_close(store, moves, where, options, moves.shape.punctuation.close_object)
 
 
@@ -50,6 +61,111 @@ def _more_or_close(
     marks = moves.shape.punctuation
     more = store.sequence(marks.blank if where.is_first else marks.comma, store.alternation(parts))
     return store.alternation((more, close)) if moves.may_close(where) else more
+
+
+def _items(store: TermStore, moves: ArrayMoves[Term], where: Where, place: int) -> Iterator[Term]:
+    if not moves.is_distinct:
+        yield from _values(store, moves, where, place)
+        return
+    for choice, after in moves.offers(where, place):
+        value = less(store.alternation(choice.values), where.seen, store)
+        yield _unrepeated(store, moves, after, place, value)
+
+
+def _unrepeated(
+    store: TermStore,
+    moves: ArrayMoves[Term] | ObjectMoves[Term],
+    where: Where,
+    place: int,
+    rest: Term,
+) -> Term:
+    """A part that must not come twice, and what follows; `where` and `place` as in a CAPTURE."""
+    if where.forgotten != 0:
+        return store.capture(moves, where, place, rest, b"")
+    return store.sequence(rest, after_text(store, moves, where._replace(forgotten=1), place))
+
+
+def after_text(
+    store: TermStore,
+    moves: ArrayMoves[Term] | ObjectMoves[Term],
+    where: Where,
+    place: int,
+    text: bytes | None = None,
+) -> Term:
+    """What follows a part that must not come twice, which was `text`.
+
+    `where` is the place after an item, but that before a name, whose value is still to come.
+    """
+    if text is not None:
+        where = where._replace(seen=where.seen | {text})
+    if isinstance(moves, ArrayMoves):
+        return store.at(moves, where)
+    return _after_key(store, moves, where, place)
+
+
+def lenient(store: TermStore, term: Term) -> Term:
+    """The term without the text that is being read; see the head of this module."""
+    if not term.is_exact:
+        return term
+    if term.kind == Kind.ALTERNATION:
+        return store.alternation(lenient(store, item) for item in term.items)
+    if term.kind == Kind.SEQUENCE:
+        head, tail = term.items
+        return store.sequence(lenient(store, head), lenient(store, tail) if head.nullable else tail)
+    moves, where = term.moves, term.where
+    assert moves is not None
+    assert where is not None
+    if term.kind == Kind.CAPTURE:
+        where = where._replace(forgotten=1)
+        return store.sequence(term.items[0], after_text(store, moves, where, term.low))
+    where = where._replace(forgotten=0)
+    if term.kind != Kind.MEMBER:
+        return store.at(moves, where)
+    assert isinstance(moves, ObjectMoves)
+    assert term.high is not None
+    return store.keep_member(moves, where, term.low, term.high, term.depth)
+
+
+def derive_capture(store: TermStore, term: Term) -> list[Pair]:
+    """Each byte by itself, for each makes another text."""
+    moves, where, rest = term.moves, term.where, term.items[0]
+    assert moves is not None
+    assert where is not None
+    if term.is_barrier:
+        return []
+    pairs: list[Pair] = []
+    for bits, after in store.parts(rest):
+        for byte in range(256):
+            if bits >> byte & 1:
+                text = term.text + bytes([byte])
+                pairs.append((1 << byte, store.capture(moves, where, term.low, after, text)))
+    if rest.nullable:
+        pairs.extend(store.form(after_text(store, moves, where, term.low, term.text)))
+    return pairs
+
+
+def step(store: TermStore, term: Term, byte: int) -> Term:
+    """The term after one byte; empty if it is not allowed. Quick where texts are taken note of."""
+    if not term.is_capturing:
+        for bits, after in store.parts(term):
+            if bits >> byte & 1:
+                return after
+        return store.empty
+    if term.kind == Kind.ALTERNATION:
+        return store.alternation(step(store, item, byte) for item in term.items)
+    if term.kind == Kind.SEQUENCE:
+        head, tail = term.items
+        after = store.sequence(step(store, head, byte), tail)
+        return store.alternation((after, step(store, tail, byte))) if head.nullable else after
+    moves, where, rest = term.moves, term.where, term.items[0]
+    assert moves is not None
+    assert where is not None
+    more = step(store, rest, byte)
+    after = store.capture(moves, where, term.low, more, term.text + bytes([byte]))
+    if not rest.nullable:
+        return after
+    beyond = after_text(store, moves, where, term.low, term.text)
+    return store.alternation((after, step(store, beyond, byte)))
 
 
 def _values(
@@ -100,8 +216,54 @@ def rest_of_member(
     return store.keep_member(moves, where._replace(is_first=False), low, high, depth)
 
 
-def shortest_step(store: TermStore, term: Term) -> Term:
-    """The term as a cheapest next part, with what follows it."""
+def shortest_steps(store: TermStore, term: Term) -> list[Term]:
+    """The term as a cheapest next part, with what follows it.
+
+    After texts were forgotten, one for each text that the part may have to be. An empty list if
+    that cannot be told.
+    """
+    moves, where = term.moves, term.where
+    assert moves is not None
+    assert where is not None
+    if term.kind == Kind.CAPTURE:
+        return _unrepeated_steps(store, moves, where, term.low, term.items[0], term.text)
+    if not moves.is_distinct or term.kind == Kind.MEMBER:
+        return [_shortest_step(store, term)]
+    next_step = moves.step(where)
+    if next_step is None or (isinstance(moves, ObjectMoves) and next_step.place >= 0):
+        return [_shortest_step(store, term)]
+    place = next_step.place
+    marks = moves.shape.punctuation
+    if isinstance(moves, ObjectMoves):
+        value, after = moves.shape.names[-1 - place].name, where
+    else:
+        choices = moves.places[place] if place >= 0 else moves.fillers[-1 - place]
+        value, after = store.alternation(choices[next_step.choice].values), next_step.after
+    rest = less(value, where.seen, store)
+    before = marks.blank if where.is_first else marks.comma
+    steps = _unrepeated_steps(store, moves, after, place, rest, b"")
+    return [store.sequence(before, each) for each in steps]
+
+
+def _unrepeated_steps(
+    store: TermStore,
+    moves: ArrayMoves[Term] | ObjectMoves[Term],
+    where: Where,
+    place: int,
+    rest: Term,
+    text: bytes,
+) -> list[Term]:
+    num_needed = 1 + (where.forgotten or 0)  # of as many one has not come before
+    ends = list(islice(texts_by_length(rest, store), num_needed))
+    if len(ends) < num_needed:
+        return []
+    return [
+        store.sequence(store.literal(end), after_text(store, moves, where, place, text + end))
+        for end in ends
+    ]
+
+
+def _shortest_step(store: TermStore, term: Term) -> Term:
     moves, where = term.moves, term.where
     assert where is not None
     if isinstance(moves, ArrayMoves):
@@ -114,26 +276,26 @@ def shortest_step(store: TermStore, term: Term) -> Term:
             key, moves.shape.punctuation.colon, choice.values[0], store.at(moves, after)
         )
     marks = moves.shape.punctuation
-    step = moves.step(where)
-    if step is None:
+    best = moves.step(where)
+    if best is None:
         return marks.close_object
-    if step.place >= 0:
-        name = store.literal(moves.shape.members[step.place].key)
-        choice = moves.places[step.place][step.choice]
+    if best.place >= 0:
+        name = store.literal(moves.shape.members[best.place].key)
+        choice = moves.places[best.place][best.choice]
     else:
-        name = moves.shape.names[-1 - step.place].name
-        choice = moves.fillers[-1 - step.place][step.choice]
+        name = moves.shape.names[-1 - best.place].name
+        choice = moves.fillers[-1 - best.place][best.choice]
     member = store.sequence(name, marks.colon, choice.values[0])
-    return _repeated(store, moves, where, member, step.times, step.after)
+    return _repeated(store, moves, where, member, best.times, best.after)
 
 
 def _shortest_array(store: TermStore, moves: ArrayMoves[Term], where: Where) -> Term:
-    step = moves.step(where)
-    if step is None:
+    best = moves.step(where)
+    if best is None:
         return moves.shape.punctuation.close_array
-    choices = moves.places[step.place] if step.place >= 0 else moves.fillers[-1 - step.place]
-    item = choices[step.choice].values[0]
-    return _repeated(store, moves, where, item, step.times, step.after)
+    choices = moves.places[best.place] if best.place >= 0 else moves.fillers[-1 - best.place]
+    item = choices[best.choice].values[0]
+    return _repeated(store, moves, where, item, best.times, best.after)
 
 
 def _repeated(
