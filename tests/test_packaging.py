@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -17,8 +19,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("lang", "runtime", "radix_cache", "grammar")
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "palmette", *FOLDERS)
-CACHES = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_cache")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "palmette", *FOLDERS)
+CACHES = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_cache", "*.so")
+SOURCE_ONLY = (".md", ".cpp", ".hpp")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def packaged_files(checkout: Path) -> set[str]:
         files |= {
             f"palmette/{path.relative_to(checkout)}"
             for path in (checkout / folder).rglob("*")
-            if path.is_file() and path.suffix != ".md"
+            if path.is_file() and path.suffix not in SOURCE_ONLY
         }
     return files
 
@@ -74,10 +77,18 @@ def test_every_module_and_data_file_is_in_the_wheel_and_nothing_else(
     checkout: Path, wheel: zipfile.ZipFile
 ) -> None:
     expected = packaged_files(checkout)
-    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    found = {name for name in names if not name.startswith("palmette/grammar/_native.cp")}
     assert "palmette/py.typed" in expected
     assert {f"palmette/{folder}/__init__.py" for folder in FOLDERS} <= expected
     assert found == expected
+
+
+def test_the_wheel_holds_the_extension_where_there_is_a_compiler(wheel: zipfile.ZipFile) -> None:
+    built = [name for name in wheel.namelist() if name.startswith("palmette/grammar/_native.cp")]
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    has_compiler = shutil.which(os.environ.get("CXX", "c++")) is not None
+    assert built == ([f"palmette/grammar/_native{suffix}"] if has_compiler else [])
 
 
 def test_the_folders_reach_python_through_relative_links() -> None:
