@@ -1,5 +1,6 @@
 // Derivatives: what may come next, and what is left after it.
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "store.hpp"
@@ -19,6 +20,27 @@ TooComplex circle(const std::vector<Term*>& pending, const std::unordered_set<Te
         }
     }
     return nested_too_deeply();
+}
+
+// The pairs, each term once.
+Pairs merged(Pairs pairs) {
+    constexpr std::size_t kFew = 12;
+    Pairs kept;
+    std::unordered_map<Term*, std::size_t> index;
+    for (const Pair& pair : pairs) {
+        std::size_t at = 0;
+        if (pairs.size() <= kFew) {
+            while (at < kept.size() && kept[at].after != pair.after) ++at;
+        } else {
+            at = index.emplace(pair.after, kept.size()).first->second;
+        }
+        if (at < kept.size()) {
+            kept[at].bits = kept[at].bits | pair.bits;
+        } else {
+            kept.push_back(pair);
+        }
+    }
+    return kept;
 }
 
 }  // namespace
@@ -76,7 +98,8 @@ void Store::settle_form(Term* term) {
         }
         pending.pop_back();
         if (!top->has_form) {
-            Pairs found = derive(top);
+            Pairs found = merged(derive(top));
+            spend(found.size() / 16);
             top->form = std::move(found);
             top->has_form = true;
         }
@@ -226,25 +249,14 @@ Pairs Store::determinise(const Pairs& form) {
         std::vector<Term*> afters;
     };
     // The common case first: nothing overlaps and nothing is empty.
-    Pairs merged;
     ByteSet seen;
     bool is_plain = form.size() <= 8;
     for (std::size_t i = 0; is_plain && i < form.size(); ++i) {
         is_plain = !form[i].bits.intersects(seen) && !form[i].after->is_searched;
         seen = seen | form[i].bits;
     }
-    const auto merge_into = [](Pairs& pairs, Term* after, const ByteSet& bits) {
-        for (Pair& pair : pairs) {
-            if (pair.after == after) {
-                pair.bits = pair.bits | bits;
-                return;
-            }
-        }
-        pairs.push_back({bits, after});
-    };
     if (is_plain) {
-        for (const Pair& pair : form) merge_into(merged, pair.after, pair.bits);
-        return merged;
+        return form;
     }
     seen = ByteSet();
     std::vector<Part> parts;
@@ -274,11 +286,12 @@ Pairs Store::determinise(const Pairs& form) {
         if (left.any()) parts.push_back({left, {pair.after}});
         seen = seen | pair.bits;
     }
+    Pairs pairs;
     for (const Part& part : parts) {
         Term* after = part.afters.size() == 1 ? part.afters[0] : alternation(part.afters);
-        merge_into(merged, after, part.bits);
+        pairs.push_back({part.bits, after});
     }
-    return merged;
+    return merged(std::move(pairs));
 }
 
 }  // namespace palmette

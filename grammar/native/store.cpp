@@ -387,6 +387,15 @@ Term* Store::pair(Term* head, Term* tail) {
         (tail == head || (tail->kind == Kind::kSequence && tail->item(0) == head))) {
         return tail;
     }
+    if (head->kind == Kind::kRepeat && head->high == kUnbounded) {
+        // x* x* is x*: what an ambiguous grammar would otherwise pile up.
+        Term* after = tail->kind == Kind::kSequence ? tail->item(0) : tail;
+        if (after->kind == Kind::kRepeat && after->high == kUnbounded &&
+            after->item() == head->item()) {
+            if (head->low == 0) return tail;
+            if (after->low == 0) return tail == after ? head : pair(head, tail->item(1));
+        }
+    }
     Term* items[] = {head, tail};
     return of_items(Kind::kSequence, head->nullable && tail->nullable, items, 2, 0, kUnbounded);
 }
