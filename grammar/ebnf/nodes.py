@@ -79,11 +79,33 @@ def choice(items: Iterable[Node]) -> Node:
 
 
 def sequence(items: Iterable[Node]) -> Node:
-    """The items one after the other."""
+    """The items one after the other. Repetitions of the same, such as `x? x? x?`, become one."""
     flat: list[Node] = []
     for item in items:
-        flat.extend(item.items if isinstance(item, Sequence) else (item,))
+        for each in item.items if isinstance(item, Sequence) else (item,):
+            last = flat[-1] if flat else None
+            if (
+                isinstance(each, Repeat)
+                and isinstance(last, Repeat)
+                and _are_same(each.item, last.item)
+            ):
+                unbounded = each.high is None or last.high is None
+                high = None if unbounded else (each.high or 0) + (last.high or 0)
+                flat[-1] = Repeat(each.item, each.low + last.low, high)
+            else:
+                flat.append(each)
     return flat[0] if len(flat) == 1 else Sequence(tuple(flat))
+
+
+def _are_same(one: Node, other: Node) -> bool:
+    """Whether two nodes are obviously the same."""
+    if isinstance(one, Literal) and isinstance(other, Literal):
+        return one.text == other.text
+    if isinstance(one, Terminal) and isinstance(other, Terminal):
+        return one.term is other.term
+    if isinstance(one, Reference) and isinstance(other, Reference):
+        return one.name == other.name
+    return one is other
 
 
 def inside_out(root: Node, is_known: Callable[[Node], object] = lambda node: False) -> list[Node]:
