@@ -176,6 +176,23 @@ class _Numbers:
         self.zero_fraction = store.optional(store.sequence(self.point, some_zeros))
         self.above_zero = store.sequence(self.zeros, self.nonzero, self.digits)
         self.real_fraction = store.sequence(self.point, self.above_zero)
+        # Of an exponent without an end.
+        few = store.alternation(
+            (
+                store.repeat(self.digit, 1, 2),
+                store.sequence(self._one_of("12"), self.digit, self.digit),
+            )
+        )
+        three = self._one_of("3")
+        at_308 = store.sequence(three, self.zero, self._digits_between(0, 8))
+        at_324 = store.alternation(
+            (
+                store.sequence(three, self._digits_between(0, 1), self.digit),
+                store.sequence(three, self._digits_between(2, 2), self._digits_between(0, 4)),
+            )
+        )
+        self.to_308 = store.sequence(self.zeros, store.alternation((few, at_308)))
+        self.to_324 = store.sequence(self.zeros, store.alternation((few, at_324)))
         # Whatever may follow the first digit.
         self.rest = store.repeat(self._one_of("0123456789.eE+-"), 0, None)
         self.zero_forms = store.sequence(
@@ -396,13 +413,22 @@ class _Numbers:
     # Exponents
 
     def exponent(self, low: int | None, high: int | None) -> Term:
-        """An exponent of `low` to `high`, with any sign that fits and any zeros in front."""
+        """An exponent of `low` to `high`, with any sign that fits and any zeros in front.
+
+        Without an end it goes to 308 and down to -324: readers take a double for what has an
+        exponent, and beyond its range a number is infinite, or zero, and not what it should be.
+        """
         store = self.store
+        positive = store.sequence(store.optional(self._one_of("+")), self.to_308)
+        if (low, high) == (0, None):
+            zero = store.sequence(self.minus, store.repeat(self.zero, 1, None))
+            return store.sequence(self.mark, store.alternation((positive, zero)))
         terms = [] if low is None else [self._exponent_from(low)]
         if high is not None:
             terms.append(self._exponent_to(high))
-        if not terms:
-            terms.append(store.sequence(store.optional(self._one_of("+-")), self.some_digits))
+        if low is None or high is None:
+            negative = store.sequence(self.minus, self.to_324)
+            terms.append(store.alternation((positive, negative)))
         return store.sequence(self.mark, store.both(*terms))
 
     def _exponent_from(self, low: int) -> Term:
