@@ -11,7 +11,7 @@ from palmette.grammar.json_schema.logic import Logic
 from palmette.grammar.json_schema.numbers import NumberRule
 from palmette.grammar.json_schema.objects import kinds_of
 from palmette.grammar.json_schema.rules import ArrayRule, Count, Values
-from palmette.grammar.json_schema.schemas import ANYTHING, NOTHING, Key, key_of
+from palmette.grammar.json_schema.schemas import ANYTHING, CANONICAL, NOTHING, Key, key_of
 from palmette.grammar.structures import Counter, Items, Part, Punctuation
 
 # Values that are counted one by one where no two items may be equal.
@@ -61,8 +61,13 @@ class Arrays:
         if high is not None and high < low:
             return None
         unique = next((rule.unique for rule in rules if rule.unique), None)
-        if unique is not None and (high is None or high > 1):
-            return self._distinct(keys, rest, counts, low, high, unique)
+        is_unique = unique is not None and (high is None or high > 1)
+        if unique is not None and is_unique:
+            listed = self._distinct(keys, rest, counts, low, high, unique)
+            if listed is not None:
+                return listed
+            keys = [self._written_once(key, unique) for key in keys]
+            rest = None if rest is None else self._written_once(rest, unique)
         return Items(
             punctuation=self._punctuation,
             prefix=tuple(self._parts(key, i, counts, pointer) for i, key in enumerate(keys)),
@@ -70,7 +75,18 @@ class Arrays:
             counters=tuple(Counter(count.low, count.high) for count in counts),
             min_items=low,
             max_items=high,
+            is_unique=is_unique,
         )
+
+    def _written_once(self, key: Key, unique: str) -> Key:
+        """The key of the same values, each in one spelling only."""
+        if any(self._logic.conjunctions(key, kind) for kind in ("array", "object")):
+            raise UnsupportedGrammar(
+                "'uniqueItems' is not supported for items that may be arrays or objects",
+                feature="uniqueItems",
+                pointer=unique,
+            )
+        return (*key, CANONICAL)
 
     def _parts(
         self, key: Key, index: int, counts: Sequence[Count], pointer: str
@@ -86,19 +102,15 @@ class Arrays:
         low: int,
         high: int | None,
         unique: str,
-    ) -> Items[Key]:
-        """Each value is a kind of its own that may come once."""
+    ) -> Items[Key] | None:
+        """Each value is a kind of its own that may come once; None if they are not a few."""
         places = [*keys, *([] if rest is None else [rest])]
         values: dict[object, Json] = {}
         allowed: list[list[object]] = []
         for key in places:
             listed = self._values(key)
             if listed is None:
-                raise UnsupportedGrammar(
-                    f"'uniqueItems' is supported for up to {_MAX_DISTINCT} known values only",
-                    feature="uniqueItems",
-                    pointer=unique,
-                )
+                return None
             allowed.append([identity(value) for value in listed])
             values.update((identity(value), value) for value in listed)
         index_of = {same: len(counts) + i for i, same in enumerate(values)}

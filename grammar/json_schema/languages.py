@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from palmette.grammar.json_schema.document import spell
 from palmette.grammar.json_schema.logic import Conjunction, Logic
 from palmette.grammar.json_schema.rules import Values
 from palmette.grammar.json_schema.schemas import Key
@@ -10,7 +11,7 @@ from palmette.grammar.terms import Term
 
 
 class Languages:
-    """JSON strings, in every spelling, by rule and by key."""
+    """JSON strings, in every spelling or in one only, by rule and by key."""
 
     def __init__(self, logic: Logic) -> None:
         self._logic = logic
@@ -18,25 +19,25 @@ class Languages:
         self._store = logic.store
         self.empty = self._store.empty
 
-    def term(self, rule: StringRule) -> Term:
+    def term(self, rule: StringRule, *, canonical: bool = False) -> Term:
         """The strings of a rule."""
-        return self._strings.term(rule)
+        return self._strings.term(rule, canonical=canonical)
 
-    def narrowed(self, rule: StringRule, key: Key) -> Term:
+    def narrowed(self, rule: StringRule, key: Key, *, canonical: bool = False) -> Term:
         """The strings of the rule that make every claim of the key true."""
         if not key:
-            return self.term(rule)
+            return self.term(rule, canonical=canonical)
         cases = self._logic.conjunctions(key, "string")
-        terms = [self._case(rule, case) for case in cases]
+        terms = [self._case(rule, case, canonical) for case in cases]
         return self._store.lexeme(self._store.alternation(terms))
 
-    def _case(self, rule: StringRule, case: Conjunction) -> Term:
+    def _case(self, rule: StringRule, case: Conjunction, canonical: bool) -> Term:
         for each in case:
             if isinstance(each, StringRule):
                 rule &= each
         lists = [each for each in case if isinstance(each, Values)]
         if not lists:
-            return self.term(rule)
+            return self.term(rule, canonical=canonical)
         texts = [
             text
             for text in min(lists, key=lambda each: len(each.values)).values
@@ -45,4 +46,6 @@ class Languages:
         ]
         if not texts:
             return self.empty
+        if canonical:
+            return self._store.words(map(spell, texts))
         return self._strings.spelling.quoted(self._strings.texts(texts))

@@ -33,6 +33,7 @@ from palmette.grammar.json_schema.rules import (
 )
 from palmette.grammar.json_schema.schemas import (
     ANYTHING,
+    CANONICAL,
     NOTHING,
     Claim,
     Key,
@@ -70,6 +71,8 @@ class Logic:
         """What the claim says of values of that type."""
         if claim is ANYTHING or claim is NOTHING:
             return claim is ANYTHING
+        if claim is CANONICAL:
+            return True
         schema = claim.schema
         if schema.error is not None:
             raise schema.error

@@ -49,14 +49,18 @@ class Objects:
             elif name in required:
                 return None
         highs = [rule.high for rule in rules if rule.high is not None]
+        low = max((rule.low for rule in rules), default=0)
+        # A reader keeps the last of two members with one name, so that they count as one.
+        is_counted = bool(demands) or low > len(required)
         return Members(
             punctuation=self._punctuation,
             members=tuple(members),
-            names=tuple(self._undeclared(rules, demands, tuple(declared), pointer)),
+            names=tuple(self._undeclared(rules, demands, tuple(declared), is_counted, pointer)),
             counters=(Counter(1),) * len(demands),
-            min_members=max((rule.low for rule in rules), default=0),
+            min_members=low,
             max_members=min(highs, default=None),
             order=self._order,
+            has_distinct_names=is_counted,
         )
 
     def _spelled(self, name: str, pointer: str) -> bytes:
@@ -74,6 +78,7 @@ class Objects:
         rules: Sequence[ObjectRule],
         demands: Sequence[Demand],
         declared: tuple[str, ...],
+        canonical: bool,
         pointer: str,
     ) -> Iterator[Names[Key]]:
         """Classes of names that fall under the same claims."""
@@ -90,7 +95,7 @@ class Objects:
             met = [(i, d.value) for i, d in enumerate(demands) if each.is_met_by(d)]
             parts = tuple(kinds_of(key, met, pointer))
             if parts:
-                term = each.term(self._languages, declared, forced)
+                term = each.term(self._languages, declared, forced, canonical)
                 if term.kind != Kind.EMPTY:
                     yield Names(term, parts)
 
@@ -157,11 +162,15 @@ class _NameClass(NamedTuple):
             return False
         return demand.name is ANYTHING or demand.name in self.claims_on_name
 
-    def term(self, languages: Languages, declared: tuple[str, ...], forced: Key) -> Term:
+    def term(
+        self, languages: Languages, declared: tuple[str, ...], forced: Key, canonical: bool
+    ) -> Term:
         """The names as JSON strings, without the declared ones; perhaps none."""
         rule = self.rule & StringRule(excluded=declared)
         key = key_of((*forced, *self.claims_on_name))
-        return languages.empty if key is None else languages.narrowed(rule, key)
+        if key is None:
+            return languages.empty
+        return languages.narrowed(rule, key, canonical=canonical)
 
 
 def kinds_of(key: Key, counted: Sequence[tuple[int, Claim]], pointer: str) -> Iterator[Part[Key]]:

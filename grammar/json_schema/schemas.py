@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.json_schema.document import Document, Json, describe, escape_token, identity
 from palmette.grammar.json_schema.keywords import (
-    ALL_TYPES,
     ANNOTATIONS,
     LISTS,
     MAPS,
@@ -346,5 +345,5 @@ def _all_content(
 
 ANYTHING: Claim = Schema("#", {}, (_SYNTHETIC,), UNDECLARED).claim
 NOTHING: Claim = ANYTHING.opposite
-
-__all__ = ["ALL_TYPES", "ANYTHING", "NOTHING", "Claim", "Key", "Schema", "Schemas", "key_of"]
+# True of every value, and says that it is to be written in one way only.
+CANONICAL: Claim = Schema("#", {}, (_SYNTHETIC,), UNDECLARED).claim

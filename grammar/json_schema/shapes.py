@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import islice
 
 from palmette.grammar.errors import (
     GrammarError,
@@ -27,11 +28,13 @@ from palmette.grammar.json_schema.logic import Conjunction, Logic
 from palmette.grammar.json_schema.numbers import NumberRule, number_term
 from palmette.grammar.json_schema.objects import Objects
 from palmette.grammar.json_schema.rules import ArrayRule, ObjectRule, Values
-from palmette.grammar.json_schema.schemas import Key, Schemas, key_of
+from palmette.grammar.json_schema.schemas import CANONICAL, Key, Schemas, key_of
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.moves import Cheapest
 from palmette.grammar.structures import Items, Members, Order, Punctuation
 from palmette.grammar.terms import Term
+
+_MAX_PLAIN_DIGITS = 300  # of a number that is written out without an exponent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +80,7 @@ class Shapes:
         self._languages = Languages(self.logic)
         self._objects = Objects(self.logic, self._languages, punctuation, order)
         self._arrays = Arrays(self.logic, punctuation)
-        self._numbers: dict[NumberRule, Term] = {}
+        self._numbers: dict[tuple[NumberRule, bool], Term] = {}
         self._refusals: list[GrammarError] | None = None
 
     def read(self, refusals: list[GrammarError] | None = None) -> Key:
@@ -119,7 +122,7 @@ class Shapes:
                     raise
                 self._refusals.append(error)
         if literals:
-            shapes[:0] = self._literal_shapes(literals, pointer)
+            shapes[:0] = self._literal_shapes(literals, pointer, canonical=CANONICAL in key)
         return shapes
 
     def _add_shapes(
@@ -130,7 +133,7 @@ class Shapes:
             if lists or kind in ("null", "boolean"):
                 literals += self._literals(case, lists, kind)
             elif kind in ("number", "string"):
-                term = self._scalar(case, kind)
+                term = self._scalar(case, kind, canonical=CANONICAL in key)
                 if not self._store.is_empty(term):
                     shapes.append(Scalar(term))
             elif self._store.can_spell(b"[]{},:"):
@@ -150,29 +153,31 @@ class Shapes:
             if all(self.logic.rule_holds(rule, value) for rule in others)
         ]
 
-    def _scalar(self, case: Conjunction, kind: Type) -> Term:
+    def _scalar(self, case: Conjunction, kind: Type, *, canonical: bool) -> Term:
         if kind == "number":
             number_rule = NumberRule()
             for rule in case:
                 assert isinstance(rule, NumberRule)
                 number_rule &= rule
-            term = self._numbers.get(number_rule)
-            if term is None:
-                term = self._store.lexeme(number_term(self._store, number_rule))
-                self._numbers[number_rule] = term
-            return term
+            known = self._numbers.get((number_rule, canonical))
+            if known is None:
+                term = number_term(self._store, number_rule, canonical=canonical)
+                known = self._numbers[number_rule, canonical] = self._store.lexeme(term)
+            return known
         string_rule = StringRule()
         for rule in case:
             assert isinstance(rule, StringRule)
             string_rule &= rule
-        return self._strings.term(string_rule)
+        return self._strings.term(string_rule, canonical=canonical)
 
     def _structure(self, case: Conjunction, kind: Type, pointer: str) -> Shape | None:
         if kind == "array":
             return self._arrays.shape([r for r in case if isinstance(r, ArrayRule)], pointer)
         return self._objects.shape([r for r in case if isinstance(r, ObjectRule)], pointer)
 
-    def _literal_shapes(self, values: Sequence[Json], pointer: str) -> Iterator[Shape]:
+    def _literal_shapes(
+        self, values: Sequence[Json], pointer: str, *, canonical: bool
+    ) -> Iterator[Shape]:
         texts: list[bytes] = []
         for value in Values(values).values:
             if isinstance(value, (list, dict)):
@@ -180,7 +185,8 @@ class Shapes:
                 yield from self._shapes((claim,))
                 continue
             try:
-                texts += filter(self._store.can_spell, spellings(value))
+                listed = filter(self._store.can_spell, spellings(value))
+                texts += islice(listed, 1) if canonical else listed
             except UnicodeEncodeError as error:
                 raise InvalidGrammar(
                     "a lone surrogate among the values is not valid Unicode", pointer=pointer
@@ -294,25 +300,27 @@ def spellings(value: Json) -> Iterator[bytes]:
 
     A string comes in UTF-8 and all in ASCII; a whole number with and without a fraction.
     """
-    yield spell(value)
-    if isinstance(value, str):
-        if not value.isascii():
-            yield spell(value, escaped=True)
-    elif isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+    if isinstance(value, (int, Decimal)) and not isinstance(value, bool):
         yield from _numerals(value)
+        return
+    yield spell(value)
+    if isinstance(value, str) and not value.isascii():
+        yield spell(value, escaped=True)
 
 
 def _numerals(value: int | Decimal) -> Iterator[bytes]:
-    if isinstance(value, Decimal) and abs(value.adjusted()) > 400:
-        return
     exact = Decimal(value)
+    if abs(exact.adjusted()) > _MAX_PLAIN_DIGITS:
+        yield spell(value)
+        return
     if exact == exact.to_integral_value():
         whole = str(int(exact))
         yield from (whole.encode(), f"{whole}.0".encode())
         if not exact:
-            yield from (b"0", b"-0", b"-0.0")
+            yield from (b"-0", b"-0.0")
     else:
-        yield format(exact.normalize(), "f").encode()
+        yield format(exact, "f").rstrip("0").encode()
+    yield spell(value)
     as_float = float(exact)
     if Decimal(as_float) == exact or Decimal(repr(as_float)) == exact:
         yield json.dumps(as_float).encode()
