@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from palmette.grammar.codepoints import ANY
-from palmette.grammar.errors import GrammarError, InvalidGrammar
-from palmette.grammar.json_schema.formats import PATTERNS
+from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from palmette.grammar.json_schema.formats import PATTERNS, WIDER
+from palmette.grammar.limits import Limits
 from palmette.grammar.regex import full_match, parse_regex, search
 from palmette.grammar.regex.parser import Node
 from palmette.grammar.spelling import JsonString
@@ -82,7 +84,7 @@ class Strings:
             and all(self._accepts(self._format(name, self.spelling), text) for name in rule.formats)
             and not any(self.matches(*each, text) for each in rule.excluded_patterns)
             and not any(
-                self._accepts(self._format(name, self.spelling), text)
+                self._accepts(self._wider_format(name, self.spelling), text)
                 for name in rule.excluded_formats
             )
         )
@@ -118,7 +120,7 @@ class Strings:
             any_character = spelling.one_of(ANY)
             terms.append(store.repeat(any_character, rule.min_length, rule.max_length))
         excluded = [self._pattern(*each, spelling) for each in rule.excluded_patterns]
-        excluded += [self._format(name, spelling) for name in rule.excluded_formats]
+        excluded += [self._wider_format(name, spelling) for name in rule.excluded_formats]
         if rule.excluded:
             excluded.append(spelling.texts(rule.excluded))
         content = store.both(*terms, *(store.complement(each) for each in excluded))
@@ -138,6 +140,15 @@ class Strings:
     def _format(self, name: str, spelling: JsonString) -> Term:
         return self._language("format", PATTERNS[name], full_match, spelling)
 
+    def _wider_format(self, name: str, spelling: JsonString) -> Term:
+        """All that may be of the format; what is not of it is outside."""
+        wider = WIDER.get(name, PATTERNS[name])
+        if wider is None:
+            raise UnsupportedGrammar(
+                f"a string that is not of the format {name!r} is not supported", feature="format"
+            )
+        return self._language("format", wider, full_match, spelling)
+
     def _language(
         self,
         kind: str,
@@ -148,9 +159,16 @@ class Strings:
         key = (spelling.is_canonical, kind, pattern)
         term = self._languages.get(key)
         if term is None:
-            node = parse_regex(pattern, self.store.limits)
+            is_format = kind == "format"
+            node = _format(pattern) if is_format else parse_regex(pattern, self.store.limits)
             term = self._languages[key] = translate(node, spelling)
         return term
+
+
+@lru_cache(maxsize=64)
+def _format(pattern: str) -> Node:
+    """One of the patterns of `formats`, read once."""
+    return parse_regex(pattern, Limits())
 
 
 def check_string(value: object, pointer: str) -> str:

@@ -182,6 +182,16 @@ def value_is_allowed(value: Fraction, rule: NumberRule) -> bool:
     )
 
 
+def remainders(rule: NumberRule) -> int:
+    """States that count what the multiples leave over, at each place after the point."""
+    steps = [Fraction(each) for each in (*rule.multiples, *[1] * (rule.kind == "integer"))]
+    step = Fraction(lcm(*(s.numerator for s in steps)), gcd(*(s.denominator for s in steps)) or 1)
+    places = 0
+    while step.denominator > 1:
+        step, places = step * 10, places + 1
+    return step.numerator * (places + 1)
+
+
 @given(rules, st.lists(decimals, min_size=1, max_size=6))
 @settings(deadline=None, max_examples=300)
 @example(NumberRule(Bounds(low=1, high=5), (Decimal("0.5"),)), [Decimal("2.50")])
@@ -189,7 +199,11 @@ def value_is_allowed(value: Fraction, rule: NumberRule) -> bool:
 def test_values_are_judged_and_spelled_as_fractions_say(
     rule: NumberRule, values: list[Number]
 ) -> None:
-    term = term_of(rule)
+    try:
+        term = term_of(rule)
+    except UnsupportedGrammar:
+        assert remainders(rule) > 20_000
+        return
     candidates = list(values)
     for multiple in rule.multiples:
         candidates += [value * multiple for value in values]
