@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,19 @@ class Vocabulary:
         from palmette.grammar import _native
 
         return _native.Vocabulary(self.token_bytes, sorted(self.stop_token_ids), self.num_rows)
+
+    @classmethod
+    def from_tokenizer(
+        cls,
+        tokenizer: Any,
+        *,
+        stop_token_ids: Collection[int] | None = None,
+        num_rows: int | None = None,
+    ) -> Vocabulary:
+        """That of a tokenizer of Hugging Face; see `palmette.grammar.hf.vocabulary_of`."""
+        from palmette.grammar.hf import vocabulary_of
+
+        return vocabulary_of(tokenizer, stop_token_ids=stop_token_ids, num_rows=num_rows)
 
     @cached_property
     def joined_bytes(self) -> NDArray[np.bool_]:

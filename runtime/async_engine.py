@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import Unpack
 
 from palmette.errors import EngineError, EngineStopped, PalmetteError
+from palmette.grammar.patience import Patience, patient
 from palmette.protocol import (
     ChatTemplate,
     Outlook,
@@ -268,13 +269,22 @@ class AsyncEngine:
         atexit.unregister(self._at_exit)
 
     async def _compile(self, request: Request) -> CompiledConstraint | None:
+        """The request's constraint. Cancelling the call ends the compile soon."""
         constraint = request.constraint
         if constraint is None:
             return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._compilers, lambda: self._engine.constraints.compile(constraint)
-        )
+        patience = Patience(rests=True)
+
+        def compile_it() -> CompiledConstraint:
+            with patient(patience):
+                compiled = self._engine.constraints.compile(constraint)
+                compiled.shortest_length  # noqa: B018  # so that the engine's thread need not look
+            return compiled
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compilers, compile_it)
+        finally:
+            patience.cancel()  # without effect if it has ended
 
     def _post(self, command: _Command) -> None:
         with self._lock:

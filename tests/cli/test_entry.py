@@ -130,7 +130,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         ["--kv-memory", "1.5GiB", "--prefix-cache", "--max-batch-tokens", "33"],
         ["--host-memory", "2GiB", "--host-directory", "/somewhere"],
         ["--max-running", "3", "--no-jump-forward", "--policy", "lpm", "--max-wait", "2.5"],
-        ["--max-think", "0.5"],
+        ["--max-think", "0.5", "--jump-mode", "canonical"],
     ]
     assert main(["serve", "m", *sum(given, [])]) == 0  # noqa: RUF017
     expected = {
@@ -148,6 +148,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         "max_batch_tokens": 33,
         "max_running": 3,
         "jump_forward": False,
+        "jump_mode": "canonical",
         "policy": "lpm",
         "max_wait": 2.5,
         "max_think": 0.5,

@@ -17,6 +17,8 @@ from palmette.errors import (
     InvalidRequest,
     PromptTooLong,
 )
+from palmette.grammar import CompiledGrammar, GrammarCompiler
+from palmette.grammar.patience import current_patience
 from palmette.protocol import (
     Constraint,
     FinishReason,
@@ -251,3 +253,37 @@ def test_a_failure_to_load_is_raised_where_the_engine_was_made() -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match=r"unknown engine option pages; known: .*page_size"):
         AsyncEngine("smollm2-135m", pages=3)  # type: ignore[call-arg]
+
+
+async def test_a_compile_ends_when_nobody_waits_for_it_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+    compile_regex = GrammarCompiler.compile_regex
+
+    def endless(compiler: GrammarCompiler, pattern: str) -> CompiledGrammar:
+        if pattern != "endless":
+            return compile_regex(compiler, pattern)
+        begun.set()
+        try:
+            while True:
+                patience = current_patience()
+                assert patience is not None
+                patience.look()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(GrammarCompiler, "compile_regex", endless)
+    with async_engine(script("fine")) as engine:
+        asked = request("hostile", constraint=Constraint.regex("endless"))
+        task = asyncio.create_task(text_of(engine, asked))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert await text_of(engine, request("other")) == "fine"
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        # There is one thread that compiles.
+        after = request("after", constraint=Constraint.regex("fine"))
+        assert await text_of(engine, after) == "fine"
+        assert ended.is_set()

@@ -319,6 +319,7 @@ def test_a_constraint_that_grows_too_complex_ends_its_own_request_only(
     act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever use of the grammar finds it."""
+    monkeypatch.setenv("PALMETTE_GRAMMAR", "python")
 
     def refuse(*_: object, **__: object) -> None:
         raise GrammarTooComplex("too many states")

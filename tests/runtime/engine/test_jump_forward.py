@@ -303,6 +303,7 @@ def test_a_slow_mask_is_made_beside_the_engine_and_others_go_on(
             patience.look()
         fill_mask(matcher, row, budget=budget)  # type: ignore[arg-type]
 
+    monkeypatch.setenv("PALMETTE_GRAMMAR", "python")
     monkeypatch.setattr(Matcher, "fill_mask", slow)
     engine, _ = history_engine(lambda history: {120: 9.0})
     for index in range(3):
@@ -332,6 +333,7 @@ def test_aborting_a_request_ends_the_work_on_its_mask(monkeypatch: pytest.Monkey
             ended.append(error)
             raise
 
+    monkeypatch.setenv("PALMETTE_GRAMMAR", "python")
     monkeypatch.setattr(Matcher, "fill_mask", endless)
     engine, _ = history_engine(lambda history: {120: 9.0})
     engine.submit(greedy("a", "q\n", constraint=Constraint.regex("[a-z]")))
@@ -354,6 +356,7 @@ def test_a_mask_that_is_refused_beside_the_engine_ends_its_own_request_only(
                 patience.look()
         raise GrammarTooComplex("too many states")
 
+    monkeypatch.setenv("PALMETTE_GRAMMAR", "python")
     monkeypatch.setattr(Matcher, "fill_mask", hard)
     engine, _ = history_engine(lambda history: {120: 9.0})
     bad, good = run(

@@ -177,7 +177,7 @@ import json, sys
 from palmette.runtime.tokenization import load_tokenizer
 tokenizer = load_tokenizer(sys.argv[1])
 chat = tokenizer.chat_template.render([{"role": "user", "content": "Hi"}])
-loaded = sorted({"torch", "transformers", "gguf", "numpy"} & set(sys.modules))
+loaded = sorted({"torch", "transformers", "gguf"} & set(sys.modules))
 print(json.dumps([tokenizer.encode(chat), loaded]))
 """
     done = subprocess.run(
