@@ -446,6 +446,7 @@ class _Lark(Reader):
         if not self.looks_at("..") or self.looks_at("..."):
             return self._patterns.any_case(text) if "i" in flags else Literal(text.encode())
         self.at += 2
+        self.match(_INLINE)
         if not self.looks_at('"'):
             raise self.invalid(f"expected a string after '..', got {self.shown()}")
         last, last_flags = self._quoted()
