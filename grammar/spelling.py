@@ -21,6 +21,10 @@ class Spelling(Protocol):
         """One character of the set, in any of its spellings."""
         ...
 
+    def texts(self, texts: Iterable[str]) -> Term:
+        """One of the texts, in any of their spellings; texts with lone surrogates have none."""
+        ...
+
 
 class _Digit(NamedTuple):
     """One place of a positional notation."""
@@ -46,6 +50,10 @@ class Utf8:
             ]
             term = self._known[characters] = self.store.alternation(forms)
         return term
+
+    def texts(self, texts: Iterable[str]) -> Term:
+        """One of the texts; texts with lone surrogates have no spelling."""
+        return self.store.words(text.encode() for text in texts if not _SURROGATE.search(text))
 
 
 class JsonString:

@@ -84,6 +84,18 @@ def children(node: Node) -> tuple[Node, ...]:
     return (node.item,) if isinstance(node, (Repeat, LookAhead, LookBehind)) else ()
 
 
+def literal_of(node: Node) -> str | None:
+    """The only text that it matches, if that is plain from its form."""
+    if isinstance(node, Characters):
+        ranges = node.set.ranges
+        is_single = len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+        return chr(ranges[0][0]) if is_single else None
+    if not isinstance(node, Sequence):
+        return None
+    texts = [literal_of(item) if isinstance(item, Characters) else None for item in node.items]
+    return None if None in texts else "".join(filter(None, texts))
+
+
 def is_assertion(node: Node) -> bool:
     """Whether it is one itself: it matches nothing but looks at what is around."""
     return isinstance(node, (Begin, End, LookAhead, LookBehind))

@@ -19,6 +19,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from palmette.grammar.codepoints import (
@@ -72,6 +73,8 @@ def parse_regex(
     return _Parser(pattern, limits.max_nesting, syntax, frozenset(flags)).parse()
 
 
+# Letters and digits that nothing is said about.
+_PLAIN = re.compile(r"[A-Za-z0-9_]+(?![*+?{\s#(])")
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}", re.ASCII)
 _NAME = re.compile(r"(?:P?<)([^\W\d]\w*|[\w$]+)>")
 _INLINE = re.compile(r"([A-Za-z]*)(-[A-Za-z]+)?([:)])")
@@ -98,6 +101,11 @@ class _Classes:
 _ECMA = _Classes(lambda: DIGITS, lambda: WORD, lambda: SPACE)
 _PYTHON = _Classes(PYTHON_DIGITS, PYTHON_WORD, PYTHON_SPACE)
 _PYTHON_ASCII = _Classes(lambda: DIGITS, lambda: WORD, lambda: ASCII_SPACE)
+
+
+@cache
+def _plain(character: str) -> Characters:
+    return Characters(CodePoints.characters(character))
 
 
 class _Parser:
@@ -159,6 +167,11 @@ class _Parser:
             self._skip()
             if self._at >= len(self._text) or self._text[self._at] in "|)":
                 break
+            plain = _PLAIN.match(self._text, self._at)
+            if plain and "i" not in self._flags:
+                items += map(_plain, plain[0])
+                self._at = plain.end()
+                continue
             node = self._quantified()
             if node is not None:
                 items.append(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from palmette.grammar.codepoints import ANY
 from palmette.grammar.regex.machine import (
@@ -24,6 +24,7 @@ from palmette.grammar.regex.nodes import (
     Sequence,
     asserts,
     children,
+    literal_of,
 )
 from palmette.grammar.spelling import Spelling
 from palmette.grammar.terms import Term
@@ -56,11 +57,30 @@ def _plain(node: Node, spelling: Spelling) -> Term:
     if isinstance(node, Characters):
         return spelling.one_of(node.set)
     if isinstance(node, Sequence):
-        return store.sequence(*(_plain(item, spelling) for item in node.items))
+        return store.sequence(*_plain_items(node, spelling))
     if isinstance(node, Choice):
-        return store.alternation(_plain(item, spelling) for item in node.items)
+        literals = [literal_of(item) for item in node.items]
+        others = [i for i, text in zip(node.items, literals, strict=True) if text is None]
+        words = spelling.texts(text for text in literals if text is not None)
+        return store.alternation((words, *(_plain(item, spelling) for item in others)))
     assert isinstance(node, Repeat)
     return store.repeat(_plain(node.item, spelling), node.low, node.high)
+
+
+def _plain_items(node: Sequence, spelling: Spelling) -> Iterator[Term]:
+    """The items of a sequence, with characters next to each other as one text."""
+    run = ""
+    for item in node.items:
+        character = literal_of(item) if isinstance(item, Characters) else None
+        if character is not None:
+            run += character
+            continue
+        if run:
+            yield spelling.texts([run])
+            run = ""
+        yield _plain(item, spelling)
+    if run:
+        yield spelling.texts([run])
 
 
 # What follows a place, for each of the contexts in which that may be.
