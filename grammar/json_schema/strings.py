@@ -12,7 +12,7 @@ from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGra
 from palmette.grammar.json_schema.formats import PATTERNS, WIDER
 from palmette.grammar.limits import Limits
 from palmette.grammar.regex import full_match, parse_regex, search
-from palmette.grammar.regex.parser import Node
+from palmette.grammar.regex.nodes import Node
 from palmette.grammar.spelling import JsonString
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term

@@ -39,16 +39,18 @@ from palmette.grammar.codepoints import (
 )
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.limits import Limits
-from palmette.grammar.regex.nodes import Begin as Begin
-from palmette.grammar.regex.nodes import Characters as Characters
-from palmette.grammar.regex.nodes import Choice as Choice
-from palmette.grammar.regex.nodes import End as End
-from palmette.grammar.regex.nodes import LookAhead as LookAhead
-from palmette.grammar.regex.nodes import LookBehind as LookBehind
-from palmette.grammar.regex.nodes import Node as Node
-from palmette.grammar.regex.nodes import Repeat as Repeat
-from palmette.grammar.regex.nodes import Sequence as Sequence
-from palmette.grammar.regex.nodes import word_boundary
+from palmette.grammar.regex.nodes import (
+    Begin,
+    Characters,
+    Choice,
+    End,
+    LookAhead,
+    LookBehind,
+    Node,
+    Repeat,
+    Sequence,
+    word_boundary,
+)
 
 RegexSyntax = Literal["ecma", "python"]
 _FLAGS: dict[str, str] = {"ecma": "ims", "python": "aimsux"}
