@@ -2,7 +2,7 @@
 
 The classes here say what a text is made of; `structural_json` reads the same from the JSON that is
 sent to SGLang, vLLM and XGrammar. Free text is any text in which no trigger, no end of the
-tag around it and nothing that is excluded occurs: the first of them that does is what it seems.
+tag around it and nothing that is excluded occurs: the first trigger or end that does is one.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Emitter:
         if isinstance(each, ConstString):
             return store.literal(each.value.encode())
         if isinstance(each, AnyText):
-            return self._any_text(each, "", stops)
+            return self._any_text(each, where, "", stops)
         if isinstance(each, InTurn):
             return store.sequence(
                 *(self.term(e, f"{where}/elements/{i}", stops) for i, e in enumerate(each.elements))
@@ -216,7 +216,7 @@ class _Emitter:
         store = self._store
         if isinstance(each, AnyText):
             return store.alternation(
-                store.sequence(self._any_text(each, end, ends), store.literal(end.encode()))
+                store.sequence(self._any_text(each, where, end, ends), store.literal(end.encode()))
                 for end in ends
             )
         if isinstance(each, StructuralTag):
@@ -296,7 +296,12 @@ class _Emitter:
         """Free text and tags, none of `stops` in the text, up to and with one of `ends`."""
         store = self._store
         owners = self._owners(each, where)
-        watched = _watched((*each.triggers, *each.excludes, *stops), where)
+        watched = _watched((*each.triggers, *stops), each.excludes, where)
+        for i, excluded in enumerate(each.excludes):
+            if excluded in each.triggers:
+                raise InvalidGrammar(
+                    f"{excluded!r} is a trigger too", pointer=f"{where}/excludes/{i}"
+                )
         texts = _Free(self._spelling, watched)
         tags: dict[Term, list[Term]] = {}  # by the free text before them
         for i, tag in enumerate(each.tags):
@@ -348,10 +353,10 @@ class _Emitter:
 
     # Free text
 
-    def _any_text(self, each: AnyText, after: str, stops: tuple[str, ...]) -> Term:
+    def _any_text(self, each: AnyText, where: str, after: str, stops: tuple[str, ...]) -> Term:
         """Free text that `after` may follow, which then is the first stop."""
-        excluded = _watched((*each.excludes, *stops), "#")
-        return _Free(self._spelling, excluded, each.max_chars).before(after)
+        watched = _watched(stops, each.excludes, where)
+        return _Free(self._spelling, watched, each.max_chars).before(after)
 
 
 class _Free:
@@ -407,24 +412,29 @@ def content_of(tag: Tag) -> Format:
     return JsonSchema(content) if isinstance(content, (Mapping, bool)) else content
 
 
-def _watched(texts: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """The distinct strings, none of which may be part of another one."""
-    listed = tuple(dict.fromkeys(texts))
-    if "" in listed:
+def _watched(marks: Listed[str], excludes: Listed[str], where: str) -> tuple[str, ...]:
+    """The distinct strings that are not in free text, where none of the marks is part of another.
+
+    A mark ends free text, so which of two it is must be plain. What is excluded may be a part of
+    a mark, since a mark is no free text.
+    """
+    listed = tuple(dict.fromkeys(marks))
+    watched = tuple(dict.fromkeys((*marks, *excludes)))
+    if "" in watched:
         raise InvalidGrammar("a trigger or what is excluded must not be empty", pointer=where)
-    joined = "\0".join(listed)
-    if len(joined) > _MAX_WATCHED:
+    if sum(map(len, watched)) > _MAX_WATCHED:
         raise GrammarTooComplex(
             f"triggers, ends and what is excluded have more than {_MAX_WATCHED} characters",
             pointer=where,
         )
+    joined = "\0".join(listed)
     for each in listed:
         if joined.count(each) > 1:
             for other in listed:
                 if each != other and each in other:
                     raise InvalidGrammar(
-                        f"{each!r} is a part of {other!r}: triggers, ends and what is excluded "
-                        "must not contain each other",
+                        f"{each!r} is a part of {other!r}: triggers, and the ends of a tag around "
+                        "them, must not contain each other",
                         pointer=where,
                     )
-    return listed
+    return watched
