@@ -48,14 +48,19 @@ rules = st.builds(
 )
 
 
+def python_regex(pattern: str) -> re.Pattern[str]:
+    """The same pattern for Python, with its own ideas of the dollar and the dot set right."""
+    return re.compile(pattern.replace("$", r"\Z").replace(".", r"[^\n\r\u2028\u2029]"))
+
+
 def is_allowed(rule: StringRule, text: str) -> bool:
     if len(text) < rule.min_length:
         return False
     if rule.max_length is not None and len(text) > rule.max_length:
         return False
     return (
-        all(re.search(pattern.replace("$", r"\Z"), text) for pattern, _ in rule.patterns)
-        and not any(re.search(p.replace("$", r"\Z"), text) for p, _ in rule.excluded_patterns)
+        all(python_regex(pattern).search(text) for pattern, _ in rule.patterns)
+        and not any(python_regex(pattern).search(text) for pattern, _ in rule.excluded_patterns)
         and text not in rule.excluded
     )
 
