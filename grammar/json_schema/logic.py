@@ -312,7 +312,9 @@ class Logic:
         elif kind == "array":
             yield from map(Leaf, _not_array(self.array_rule(schema)))
         elif kind == "object":
-            yield from map(Leaf, _not_object(self._object_rule(schema)))
+            rule = self._object_rule(schema)
+            yield from (self.presence(name)[0] for name in rule.required)
+            yield from map(Leaf, _not_object(rule))
 
     def _none_of(self, values: list[Json], kind: Type, schema: Schema) -> Formula:
         if not values:
@@ -537,7 +539,7 @@ class Logic:
         if found is None:
             found = []
             cases: list[frozenset[Leaf]] = []
-            for leaves in self._cases(self.formula_of(key, kind), kind):
+            for leaves in self._cases(self.formula_of(key, kind)):
                 case = frozenset(leaves)
                 if len(cases) < _COMPARED_CASES:
                     self.store.spend(len(cases) // 8)
@@ -574,7 +576,7 @@ class Logic:
     def _is_void_for(self, formula: Formula, kind: Type) -> bool:
         if isinstance(formula, bool):
             return not formula
-        cases = self._cases(formula, kind)
+        cases = self._cases(formula)
         for _ in range(_QUICK_CASES):
             case = next(cases, None)
             if case is None:
@@ -606,10 +608,14 @@ class Logic:
                 string &= rule
         return string.max_length is not None and string.max_length < string.min_length
 
-    def _cases(self, formula: Formula, kind: Type) -> Iterator[tuple[Leaf, ...]]:
-        """Leaves that make the formula true when they all hold, in every way that matters."""
+    def _cases(self, formula: Formula) -> Iterator[tuple[Leaf, ...]]:
+        """Leaves that make the formula true when they all hold, in every way that matters.
+
+        Among the choices that are left the one with the fewest options is made first, so that dead
+        ends show early; the leaves come in the order of the formula all the same.
+        """
         start = _Case()
-        if not self._assume(start, formula, kind):
+        if not self._assume(start, formula, ()):
             return
         pending = [start]
         steps = 0
@@ -619,35 +625,60 @@ class Logic:
             steps += 1
             if steps > 8 * self._max_cases:
                 raise GrammarTooComplex(f"more than {self._max_cases} combinations of branches")
-            choice = next((each for each in case.choices if not case.makes_true(each)), None)
-            if choice is None:
-                yield tuple(case.leaves)
+            case.choices = {
+                choice: path
+                for choice, path in case.choices.items()
+                if not self._is_made(choice, case)
+            }
+            if not case.choices:
+                yield tuple(sorted(case.leaves, key=case.leaves.__getitem__))
                 continue
-            case.choices.remove(choice)
+            choice = min(case.choices, key=lambda each: len(each.parts))
+            path = case.choices.pop(choice)
             options = []
             for option in choice.parts:
                 branch = case.copy()
-                if self._assume(branch, option, kind):
+                if self._assume(branch, option, path):
                     options.append(branch)
             pending.extend(reversed(options))
 
-    def _assume(self, case: _Case, formula: Formula, kind: Type) -> bool:
-        """Add to a case; False if that obviously contradicts it."""
+    def _assume(self, case: _Case, formula: Formula, path: tuple[int, ...]) -> bool:
+        """Add to a case what stands at `path` of a formula; False if that contradicts it."""
         if isinstance(formula, bool):
             return formula
-        if isinstance(formula, Or):
-            case.choices.append(formula)
-            return True
         parts = formula.parts if isinstance(formula, And) else (formula,)
-        for part in parts:
+        for index, part in enumerate(parts):
+            here = (*path, index)
             if isinstance(part, Or):
-                case.choices.append(part)
-            elif part not in case.leaves and not self._admit(case, part.rule, part):
+                case.choices.setdefault(part, here)
+            elif part not in case.leaves and not self._admit(case, part, here):
                 return False
         return True
 
-    def _admit(self, case: _Case, rule: Rule, leaf: Leaf) -> bool:
-        case.leaves[leaf] = None
+    def _is_made(self, choice: Or, case: _Case) -> bool:
+        """Whether one of the options follows from what is assumed."""
+        return any(
+            self._follows(part, case)
+            if isinstance(part, Leaf)
+            else all(isinstance(each, Leaf) and self._follows(each, case) for each in part.parts)
+            for part in choice.parts
+        )
+
+    def _follows(self, leaf: Leaf, case: _Case) -> bool:
+        if leaf in case.leaves:
+            return True
+        if not isinstance(leaf.rule, ObjectRule) or leaf.rule.about is None:
+            return False
+        name, claim = leaf.rule.about
+        key = case.required.get(name)
+        if key is None:
+            return False
+        opposed = key_of((*key, claim.opposite))
+        return opposed is None or self.is_void(opposed)
+
+    def _admit(self, case: _Case, leaf: Leaf, path: tuple[int, ...]) -> bool:
+        rule = leaf.rule
+        case.leaves[leaf] = path
         if isinstance(rule, Values):
             known = case.identities
             case.identities = rule.identities if known is None else known & rule.identities
@@ -732,7 +763,7 @@ class Logic:
             return
         self._depth += 1
         try:
-            for number, case in enumerate(self._cases(formula, kind)):
+            for number, case in enumerate(self._cases(formula)):
                 yield case if number < _QUICK_CASES else None
                 if number == _QUICK_CASES:
                     return
@@ -790,8 +821,9 @@ class _Case:
     __slots__ = ("choices", "high", "identities", "leaves", "low", "required", "rules")
 
     def __init__(self) -> None:
-        self.leaves: dict[Leaf, None] = {}
-        self.choices: list[Or] = []
+        # With the places in the formula where they stand.
+        self.leaves: dict[Leaf, tuple[int, ...]] = {}
+        self.choices: dict[Or, tuple[int, ...]] = {}
         self.identities: frozenset[object] | None = None
         self.low = 0
         self.high: int | None = None
@@ -801,21 +833,12 @@ class _Case:
     def copy(self) -> _Case:
         other = _Case()
         other.leaves = dict(self.leaves)
-        other.choices = list(self.choices)
+        other.choices = dict(self.choices)
         other.identities = self.identities
         other.low, other.high = self.low, self.high
         other.rules = list(self.rules)
         other.required = dict(self.required)
         return other
-
-    def makes_true(self, choice: Or) -> bool:
-        """Whether one of the options holds anyway."""
-        return any(
-            part in self.leaves
-            if isinstance(part, Leaf)
-            else all(each in self.leaves for each in part.parts)
-            for part in choice.parts
-        )
 
 
 class _NotKnownYetError(Exception):
@@ -888,8 +911,7 @@ def _not_array(rule: ArrayRule) -> Iterator[ArrayRule]:
 
 
 def _not_object(rule: ObjectRule) -> Iterator[ObjectRule]:
-    for name in rule.required:
-        yield ObjectRule(members={name: NOTHING})
+    """The ways in which the rule may fail, but for members that are missing."""
     for name, claim in rule.members.items():
         if claim is not ANYTHING:
             yield ObjectRule(members={name: claim.opposite}, required=(name,))

@@ -72,6 +72,17 @@ class ObjectRule:
         )
 
     @property
+    def about(self) -> tuple[str, Claim] | None:
+        """The one member that must be there, and what is claimed of it, if that is all."""
+        if len(self.required) != 1 or self.low or self.high is not None or self.demands:
+            return None
+        name = self.required[0]
+        is_more = self.patterns or self.others is not ANYTHING or self.names is not ANYTHING
+        if is_more or self.members.keys() - {name}:
+            return None
+        return name, self.members.get(name, ANYTHING)
+
+    @property
     def outside(self) -> Outside:
         """The names that `others` speaks of."""
         return Outside(frozenset(self.members), tuple(pattern for pattern, _ in self.patterns))
