@@ -137,9 +137,13 @@ class RadixCache:
 
     def _evict(self, num_pages: int, by: str | None) -> int:
         self._departure = Departure(self._time(), Removal.EVICTED, by)
-        num_freed = self.tree.evict(num_pages, Removal.EVICTED)
-        if self.tier is not None:
+        if self.tier is None:
+            return self.tree.evict(num_pages, Removal.EVICTED)
+        try:
+            num_freed = self.tree.evict(num_pages, Removal.EVICTED)
             self.tier.carry_out()
+        finally:
+            self.tier.drop_moves()  # nothing is left of them but after an interrupt
         return num_freed
 
     def _time(self) -> float:

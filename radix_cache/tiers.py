@@ -41,9 +41,10 @@ class Tier:
     """At most `num_slots` evicted pages, of which the least recently used go first.
 
     Nothing is moved here: `store` is called with pages and slots at the end of the call that
-    evicted the pages, while nobody else can have written them. If it raises, that is logged, what
-    it was to copy is dropped, and the tier takes no more pages; the cache goes on. O(1) for each
-    page, but for flushing a single namespace.
+    evicted the pages, while nobody else can have written them. If it raises, what it was to copy is
+    dropped. An error is logged, the tier takes no more pages, and the cache goes on; an interrupt
+    (any other BaseException) goes to the caller, and the next eviction is copied as ever. O(1) for
+    each page, but for flushing a single namespace.
     """
 
     def __init__(self, num_slots: int, store: Store) -> None:
@@ -111,15 +112,22 @@ class Tier:
         """Have what was taken copied."""
         if not self._moves or self._store is None:
             return
-        moves, self._moves = self._moves, {}
         try:
-            self._store(list(moves.values()), list(moves))
+            self._store(list(self._moves.values()), list(self._moves))
+            self._moves = {}
         except Exception:
             _log.exception("evicted pages could not be copied; the tier takes no more")
             self._store = None
-            for name in [name for name, slot in self._slots.items() if slot in moves]:
-                self.stats.num_dropped_pages += 1
-                self._forget(name)
+        finally:
+            self.drop_moves()
+
+    def drop_moves(self) -> None:
+        """Forget what was taken and is not copied: its pages may be others' by now."""
+        moves = self._moves
+        for name in [name for name, slot in self._slots.items() if slot in moves] if moves else ():
+            self.stats.num_dropped_pages += 1
+            self._forget(name)
+        self._moves = {}
 
     def flush(self, namespace: Namespace | None) -> list[Name]:
         """Drop what is there, of one namespace or of all; returns its names.

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -259,22 +260,78 @@ def test_a_released_lease_or_too_few_tokens_promise_nothing(cache: RadixCache) -
         lease.promise(tokens(1, 8))
 
 
+class Failing(Store):
+    """Raises `error` once, having copied the first page; then it is a store as any other."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error: BaseException | None = error
+
+    def __call__(self, page_ids: Sequence[int], slots: Sequence[int]) -> None:
+        if self.error is not None:
+            error, self.error = self.error, None
+            super().__call__(page_ids[:1], slots[:1])
+            raise error
+        super().__call__(page_ids, slots)
+
+
 def test_a_store_that_fails_costs_pages_and_nothing_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(page_ids: Sequence[int], slots: Sequence[int]) -> None:
-        raise OSError("no room")
-
-    tier = Tier(4, fail)
+    store = Failing(OSError("no room"))
+    tier = Tier(4, store)
     cache = RadixCache(8, page_size=4, tier=tier)
-    insert(cache, tokens(1, 8))
+    insert(cache, tokens(1, 12))
     with caplog.at_level(logging.ERROR):
-        assert cache.evict(1) == 1
+        assert cache.evict(2) == 2  # in one call: the first is copied, the other is not
     assert "could not be copied" in caplog.text
+    assert (tier.num_pages, tier.stats.num_dropped_pages) == (0, 2)
     assert cache.evict(1) == 1
-    assert num_in_tier(cache, tokens(1, 8)) == 0
-    assert "evicted" in str(cache.explain(tokens(1, 8)))
+    assert len(store.calls) == 1  # nothing more is taken
+    assert num_in_tier(cache, tokens(1, 12)) == 0
+    assert "evicted" in str(cache.explain(tokens(1, 12)))
     invariants.check(cache)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit()])
+def test_what_an_interrupt_kept_from_being_copied_is_not_in_the_tier(
+    interrupt: BaseException,
+) -> None:
+    store = Failing(interrupt)
+    tier = Tier(4, store)
+    cache = RadixCache(4, page_size=4, tier=tier)
+    insert(cache, tokens(50, 53))
+    insert(cache, tokens(1, 12))
+    with pytest.raises(type(interrupt)):
+        cache.allocate(3)
+    assert (tier.num_pages, tier.stats.num_dropped_pages) == (0, 3)
+    assert promise_of(cache, tokens(50, 53)).num_pages == 0
+    invariants.check(cache)
+    cache.evict(1)
+    assert len(store.calls) == 2  # the tier goes on
+    assert tier.num_pages == 1
+    invariants.check(cache)
+
+
+def test_an_eviction_that_was_interrupted_leaves_nothing_to_be_copied_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By then, others may have written the pages."""
+    cache, tier, store = make()
+    insert(cache, tokens(1, 8))
+    take = tier.take
+
+    def interrupted(*args: Any) -> None:
+        take(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tier, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.evict(1)
+    monkeypatch.undo()
+    assert not tier.has_moves
+    assert tier.num_pages == 0
+    assert store.calls == []
 
 
 def test_a_tier_has_at_least_one_slot() -> None:
