@@ -73,6 +73,7 @@ class Alphabet:
                 ranges.setdefault(inside, []).append((start, end - 1))
         self._classes = [(bits, CodePoints.of(each)) for bits, each in ranges.items()]
         self._classes = [each for each in self._classes if each[1]]
+        self._known: dict[CodePoints, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._classes)
@@ -83,8 +84,12 @@ class Alphabet:
 
     def classes_in(self, characters: CodePoints) -> list[int]:
         """The classes that make up one of the sets."""
-        bit = 1 << self._number[characters]
-        return [c for c, (bits, _) in enumerate(self._classes) if bits & bit]
+        known = self._known.get(characters)
+        if known is None:
+            bit = 1 << self._number[characters]
+            known = [c for c, (bits, _) in enumerate(self._classes) if bits & bit]
+            self._known[characters] = known
+        return known
 
 
 Context = tuple[int, ...]  # whether anything came before, then the states of all lookbehinds
@@ -106,6 +111,7 @@ class Contexts:
                 numbers[each.item] = len(self._machines)
             self._tests[each] = numbers[each.item]
         self._node = node
+        self._spend = spend
         self.start: Context = (0,) * (len(self._machines) + 1)
 
     @cached_property
@@ -160,6 +166,7 @@ class Contexts:
         seen = dict.fromkeys([self.start])
         pending = [self.start]
         for context in pending:  # grows on the way
+            self._spend(len(self.alphabet))
             for c in range(len(self.alphabet)):
                 after = self.after(context, c)
                 if after not in seen:
@@ -303,12 +310,13 @@ class _Builder:
         return demands if self._contexts.holds(test, context) else None
 
     def _read(
-        self, runs: Iterable[_Run], context: Context, character_class: int, *, goes_on: bool
+        self, runs: frozenset[_Run], context: Context, character_class: int, *, goes_on: bool
     ) -> frozenset[_Run]:
         """The runs after one more character, `context` being what is known before it.
 
         A run that is over goes on where only its demands are left to be met.
         """
+        self._spend(1 + len(runs) // 4)
         after = self._contexts.after(context, character_class)
         moved: list[_Run] = []
         for place, demands in runs:

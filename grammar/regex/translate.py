@@ -34,9 +34,10 @@ def full_match(node: Node, spelling: Spelling) -> Term:
     """The texts that the expression matches as a whole."""
     if not asserts(node):
         return _plain(node, spelling)
-    if _repeats_assertions(node):
+    contexts = _few_contexts(node, spelling)
+    if contexts is None:
         return machine_term(machine_of(node, spelling.store.spend), spelling)
-    return _Asserting(node, spelling).full_match()
+    return _Asserting(node, contexts, spelling).full_match()
 
 
 def search(node: Node, spelling: Spelling) -> Term:
@@ -45,10 +46,12 @@ def search(node: Node, spelling: Spelling) -> Term:
     if not asserts(node):
         anything = store.repeat(spelling.one_of(ANY), 0, None)
         return store.sequence(anything, _plain(node, spelling), anything)
-    if _repeats_assertions(node):
+    contexts = _few_contexts(node, spelling)
+    if contexts is None:
         anywhere = Repeat(Characters(ANY), 0, None)
-        return full_match(Sequence((anywhere, node, anywhere)), spelling)
-    return _Asserting(node, spelling).search()
+        whole = Sequence((anywhere, node, anywhere))
+        return machine_term(machine_of(whole, store.spend), spelling)
+    return _Asserting(node, contexts, spelling).search()
 
 
 def _plain(node: Node, spelling: Spelling) -> Term:
@@ -83,6 +86,8 @@ def _plain_items(node: Sequence, spelling: Spelling) -> Iterator[Term]:
         yield spelling.texts([run])
 
 
+_MAX_CONTEXTS = 64
+
 # What follows a place, for each of the contexts in which that may be.
 _After = dict[Context, Term]
 
@@ -94,13 +99,14 @@ class _Asserting:
     matters; what is after is known when translating from the end.
     """
 
-    def __init__(self, node: Node, spelling: Spelling) -> None:
+    def __init__(self, node: Node, contexts: Contexts, spelling: Spelling) -> None:
         self._node = node
         self._spelling = spelling
         self._store = spelling.store
-        self._contexts = Contexts(node, self._store.spend)
+        self._contexts = contexts
         self._all = self._contexts.reachable()
         self._anything = self._store.repeat(spelling.one_of(ANY), 0, None)
+        self._known_reached: dict[Context, set[Context]] = {}
         self._known_leads: dict[tuple[Context, frozenset[Context]], Term] = {}
 
     def full_match(self) -> Term:
@@ -206,15 +212,20 @@ class _Asserting:
         contexts = self._contexts
         if contexts.inside is not None:
             return {contexts.inside}
+        known = self._known_reached.get(context)
+        if known is not None:
+            return known
         seen: dict[Context, None] = {}
         pending = [context]
         for here in pending:  # grows on the way
+            self._store.spend(len(contexts.alphabet))
             for c in range(len(contexts.alphabet)):
                 after = contexts.after(here, c)
                 if after not in seen:
                     seen[after] = None
                     pending.append(after)
-        return set(seen)
+        self._known_reached[context] = set(seen)
+        return self._known_reached[context]
 
     def _leads(self, context: Context, group: frozenset[Context]) -> Machine:
         """The texts that lead from the context to one of the group."""
@@ -223,6 +234,7 @@ class _Asserting:
         pending = [context]
         machine = Machine([], [])
         for here in pending:  # grows on the way
+            self._store.spend(len(contexts.alphabet))
             machine.accepting.append(here in group)
             classes: dict[int, list[int]] = {}
             for c in range(len(contexts.alphabet)):
@@ -235,6 +247,17 @@ class _Asserting:
                 [(contexts.alphabet.characters(each), after) for after, each in classes.items()]
             )
         return machine
+
+
+def _few_contexts(node: Node, spelling: Spelling) -> Contexts | None:
+    """The contexts, if what follows a place can be told for each; None if an automaton is better.
+
+    That is so where an assertion may be asked for more than once in a row.
+    """
+    if _repeats_assertions(node):
+        return None
+    contexts = Contexts(node, spelling.store.spend)
+    return contexts if len(contexts.reachable()) <= _MAX_CONTEXTS else None
 
 
 def _repeats_assertions(node: Node) -> bool:

@@ -483,3 +483,58 @@ def test_general_categories_are_those_of_this_python() -> None:
         assert (code_point in upper) == (unicodedata.category(chr(code_point)) == "Lu")
     assert general_category("nonsense") is None
     assert ord("\u00a0") in SPACE
+
+
+HOSTILE = [
+    "(a|a)*b",
+    "(((a*)*)*)*b",
+    "(" * 60 + "a" + "+)" * 60 + "b",
+    "a{0,100000}",
+    "((a{0,1000}){0,1000}){0,1000}",
+    "(.{0,100000}x){3}",
+    "(a?){500}a{500}",
+    ".*a.{40}",
+    "(x+x+)+y",
+    "((((x{1,5}){1,5}){1,5}){1,5}){1,5}y",
+    r"(?:\b\w+\b\W?)*",
+    "|".join(f"w{i:05d}" for i in range(10_000)),
+    "".join(f"(?!(?:a{{{n}}})*$)" for n in (2, 3, 5, 7, 11, 13)) + "a+$",
+]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_pattern_ends_in_masks(pattern: str) -> None:
+    grammar = compiler.compile_regex(pattern)
+    matcher = grammar.matcher()
+    for byte in b"aaaawxa":
+        assert mask_of(matcher, vocabulary).any()
+        matcher.accept(byte)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(?:a(?=.{0,100000}b)|b)*", "more than 20000 places"),
+        ("(?:^a|b){0,100000}", "more than 20000 places"),
+        ("(?:.(?<=a.{12}))*", "more than 5000 states"),
+        (".*(?<=a.{30})b", "more than 5000 states"),
+        ("(?=(?:a{31})*$)(?=(?:a{37})*$)(?=(?:a{41})*$)(?=(?:a{43})*$)b*a+", "more than 0.2 s"),
+    ],
+)
+def test_a_pattern_beyond_the_limits_is_refused_with_the_limit(pattern: str, message: str) -> None:
+    small = GrammarCompiler(vocabulary, limits=Limits(compile_seconds=0.2, mask_seconds=0.2))
+    if "0.2" not in message:
+        small = compiler
+    with pytest.raises(GrammarTooComplex, match=message):
+        small.compile_regex(pattern)
+
+
+def test_a_pattern_has_the_same_language_with_and_without_its_escapes() -> None:
+    letters = "abc_01"
+    plain = compiler.compile_regex(f"(?:{letters}|b{letters}|x)y")
+    spelled = "".join(f"\\x{ord(letter):02x}" for letter in letters)
+    escaped = compiler.compile_regex(f"(?:{spelled}|b{spelled}|\\x78)y")
+    for text in (f"{letters}y", f"b{letters}y", "xy", letters, "by", ""):
+        assert (
+            accepts(plain, text) == accepts(escaped, text) == (text.endswith("y") and text != "by")
+        )
