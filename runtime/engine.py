@@ -560,8 +560,18 @@ class Engine:
         """Compute one step of everything that runs, and say what is new.
 
         If the computation itself fails, the requests of this step end with an error event, what
-        they had computed is forgotten, and the engine goes on with the others.
+        they had computed is forgotten, and the engine goes on with the others. An interrupt, as by
+        Ctrl-C, goes to the caller; with it all that ran ends so, and nothing stays cached but what
+        is pinned: some pages may lack what was to be copied to them.
         """
+        try:
+            return self._step()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted()
+            raise
+
+    def _step(self) -> list[Event]:
         self._following.begin_round()
         self._take_found()
         plan = self._scheduler.next_plan()
@@ -577,6 +587,13 @@ class Engine:
                 EngineError("the KV pool cannot hold the request, although nothing else runs"),
             )
         return self.take_events()
+
+    def _interrupted(self) -> None:
+        for sequence in list(self._scheduler.running):
+            if sequence.status is Status.RUNNING:  # not of a group that failed already
+                self._fail(sequence, EngineError("the step was interrupted"))
+        self._kv.drop_moves()
+        self.flush_cache()
 
     def _run(self, work: list[PlannedWork]) -> None:
         for item in work:

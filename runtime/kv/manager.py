@@ -170,7 +170,12 @@ class KVManager:
             prompt = token_ids[: sequence.num_prompt_tokens]
             sequence.explanation = self.cache.explain(prompt, sequence.namespace)
         planned = min(prefix.num_tokens + num_tokens, len(token_ids))
-        pages = self._allocate(sequence, self.num_pages_for(planned) - lease.num_pages)
+        try:
+            pages = self._allocate(sequence, self.num_pages_for(planned) - lease.num_pages)
+        except BaseException:  # interrupted while evicted pages are copied to the tier
+            promise.cancel()
+            lease.release()
+            raise
         # The source may have been evicted for these very pages: it is read before they are written.
         if prefix.partial_page is not None:
             self._moves.append(PageCopy(prefix.partial_page, pages[promise.num_pages]))
@@ -291,6 +296,13 @@ class KVManager:
         for promise in promises:
             promise.fulfil()
         return moves
+
+    def drop_moves(self) -> None:
+        """Carry none of them out. Pages that lack what was to come may be in the tree: flush it."""
+        self._moves.clear()
+        promises, self._promises = self._promises, []
+        for promise in promises:
+            promise.cancel()
 
     def _num_cached(self, match: Match) -> int:
         """Tokens of the match, or of its whole pages and what the tier has behind these."""

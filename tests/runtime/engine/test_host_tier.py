@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +309,61 @@ def test_options_that_make_no_sense_are_refused_by_name(
     with pytest.raises(InvalidRequest, match=message) as refused:
         history_engine(logits_of, page_size=4, num_pages=8, **options)
     assert refused.value.param == next(iter(options))
+
+
+def interrupts_once(act: Callable[..., Any], num_calls: int) -> Callable[..., Any]:
+    """The same function, whose call number `num_calls` is interrupted before it does anything."""
+    calls = itertools.count()
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == num_calls:
+            raise KeyboardInterrupt
+        return act(*args)
+
+    return interrupted
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("_tier", "_store"),
+        ("_worker.host", "restore"),
+        ("_worker.kv", "copy_page"),
+        ("_worker.model", "forward"),
+    ],
+)
+@pytest.mark.parametrize("num_calls", range(4))
+def test_an_interrupt_costs_what_ran_and_no_wrong_token_comes_of_it(
+    part: str, name: str, num_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C in a session that goes on: what was not copied or computed is not read later."""
+    expected = Answers(make(16, 16))
+    for number in range(3):
+        expected.ask(str(number), prompt(number))
+    engine = make(num_pages=8, num_slots=16)
+    asked = Answers(engine)
+    for number in (0, 1, 0, 2):
+        asked.ask(f"before {number}", prompt(number))
+    owner = attrgetter(part)(engine)
+    monkeypatch.setattr(owner, name, interrupts_once(getattr(owner, name), num_calls))
+    sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    for index, number in enumerate((0, 1, 0)):
+        token_ids = (*prompt(number)[:18], number)
+        request = Request(request_id=f"during {index}", token_ids=token_ids, sampling=sampling)
+        engine.submit(request)
+    events = []
+    num_interrupts = 0
+    while engine.has_work:
+        try:
+            events += engine.step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+    errors = [event.error for event in events if event.error is not None]
+    monkeypatch.undo()
+    assert num_interrupts == 1 or (num_calls and not errors)
+    assert all("the step was interrupted" in str(error) for error in errors), errors
+    assert sum(event.finish_reason is not None for event in events) == 3
+    for number in (0, 1, 2, 0):
+        asked.ask(f"after {number}", prompt(number))
+        assert asked.token_ids[f"after {number}"] == expected.token_ids[str(number)]
+    check(engine._kv.cache)
