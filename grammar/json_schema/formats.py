@@ -68,7 +68,7 @@ def _label(letters: str, most: int) -> str:
     )
 
 
-_SHORT = r"(?=.{1,253}$)"
+_SHORT = r"(?=[^]{1,253}$)"
 _ANY_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 _ANY_DOMAIN = rf"{_ANY_LABEL}(?:\.{_ANY_LABEL})*"
 _LABEL = _label("A-Za-z0-9", 63)

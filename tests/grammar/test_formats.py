@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 
 import jsonschema
 import pytest
@@ -200,6 +199,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
+# Not written, though another reader may take it for valid.
+MAYBE = {"0000-01-01", "xn--zca.de", "ab--cd.e", "ab--c"}
+
+
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_format_holds_of_its_texts_and_no_others(name: str) -> None:
     valid, invalid = TABLE[name]
@@ -262,11 +265,9 @@ def test_a_format_can_be_excluded(name: str) -> None:
     for text in valid:
         assert not strings.holds(rule, text)
         assert not store.accepts(term, json.dumps(text).encode())
-    known = WIDER.get(name) or PATTERNS[name]
-    for text in invalid:
-        if not re.fullmatch(known, text, re.ASCII):
-            assert strings.holds(rule, text)
-            assert store.accepts(term, json.dumps(text).encode())
+    for text in set(invalid) - MAYBE:
+        assert strings.holds(rule, text)
+        assert store.accepts(term, json.dumps(text).encode())
 
 
 @pytest.mark.parametrize("name", [name for name in WIDER if WIDER[name] is None])
