@@ -37,6 +37,13 @@ void Automaton::count_state(Term* term) {
     ++num_states_;
 }
 
+Term* Automaton::step_capturing(Term* state, std::uint8_t byte) {
+    Term* after = store_.step(state, byte);
+    if (after == store_.empty()) return nullptr;
+    enter(after);
+    return after;
+}
+
 void Automaton::fill_row(Term* state) {
     const Pairs& pairs = store_.parts(state);
     for (const Pair& pair : pairs) enter(pair.after);

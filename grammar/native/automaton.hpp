@@ -33,7 +33,10 @@ class Automaton {
 
     // The next state, null if the byte is not allowed.
     Term* step(Term* state, std::uint8_t byte) {
-        if (!state->has_row) fill_row(state);
+        if (!state->has_row) {
+            if (state->is_capturing) return step_capturing(state, byte);
+            fill_row(state);
+        }
         if (state->dense) {
             const std::uint8_t index = state->dense->pair[byte];
             return index == DenseRow::kNoPair ? nullptr : state->parts()[index].after;
@@ -112,6 +115,8 @@ class Automaton {
     static constexpr std::size_t kNodesPerWork = 64;
 
     void fill_row(Term* state);
+    // Too many states to compute a row for each.
+    Term* step_capturing(Term* state, std::uint8_t byte);
     void count_state(Term* term);
 
     Store& store_;

@@ -157,6 +157,8 @@ Pairs Store::derive(Term* term) {
         case Kind::kArray:
         case Kind::kMember:
             return form(unfold(term));
+        case Kind::kCapture:
+            return derive_capture(term);
         case Kind::kTable:
             for (const auto& move : term->table->moves[term->depth]) {
                 pairs.push_back({move.bits, row(term->table, move.after)});

@@ -148,6 +148,25 @@ Term* Lexemes::without_exclusion(Term* lexeme) {
     return store_.lexeme(store_.sequence(elements.data(), elements.size()));
 }
 
+std::optional<std::pair<Term*, Term*>> Lexemes::without_words(Term* lexeme) {
+    Term* inner = lexeme->kind == Kind::kLexeme ? lexeme->item() : lexeme;
+    if (inner->kind != Kind::kBoth) return std::nullopt;
+    Term* excluded = nullptr;
+    std::vector<Term*> others;
+    for (std::uint32_t i = 0; i < inner->num_items; ++i) {
+        Term* item = inner->item(i);
+        if (item->kind != Kind::kNot) {
+            others.push_back(item);
+            continue;
+        }
+        const Kind kind = item->item()->kind;
+        if (excluded || (kind != Kind::kWords && kind != Kind::kEpsilon)) return std::nullopt;
+        excluded = item->item();
+    }
+    if (!excluded) return std::nullopt;
+    return std::make_pair(store_.lexeme(store_.both(others)), excluded);
+}
+
 // Structure
 
 std::uint64_t Lexemes::structure(Term* term, Structures& structures) {

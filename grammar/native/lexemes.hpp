@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "store.hpp"
 
@@ -35,6 +36,8 @@ class Lexemes {
     Term* clamp(Term* term, Count num_bytes);
     // The lexeme as it would be if a finite number of words were not excluded from it, or null.
     Term* without_exclusion(Term* lexeme);
+    // The lexeme without its exclusion of words, and these, if it has one.
+    std::optional<std::pair<Term*, Term*>> without_words(Term* lexeme);
     std::uint64_t structure(Term* term, Structures& structures);
     // At most how many bytes complete a regular term from anywhere inside it.
     std::optional<Count> detour(Term* term);

@@ -1,6 +1,7 @@
 #include "mask.hpp"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace palmette {
 
@@ -18,7 +19,7 @@ std::size_t Body::num_bytes() const {
 std::size_t Mask::num_bytes() const {
     // The base is counted whole, though it is often shared with a body.
     return tokens.num_bytes() + (bodies.size() == 1 ? 0 : tokens.num_bytes_of_base()) +
-           ends.capacity() * sizeof(Term*) + bodies.capacity() * sizeof(bodies[0]) +
+           ends.capacity() * sizeof(Term*) + doubtful.capacity() * sizeof(Token) + bodies.capacity() * sizeof(bodies[0]) +
            kBytesPerEntry;
 }
 
@@ -62,7 +63,8 @@ void MaskBuilder::clear() {
 }
 
 Mask& MaskBuilder::build_and_keep(Term* term) {
-    auto mask = build(term);
+    Term* lenient = store_.lenient(term);
+    auto mask = lenient == term ? build(term) : with_doubtful(term, lenient);
     order_.push_back(term);
     mask->place = std::prev(order_.end());
     num_bytes_ += mask->num_bytes();
@@ -114,7 +116,9 @@ std::unique_ptr<Mask> MaskBuilder::build(Term* term) {
         starts.push_back({nullptr, plain.size() == 1 ? plain[0] : store_.alternation(plain)});
     }
     const std::uint32_t stamp = store_.next_stamp();
+    std::vector<NodeIndex> barriers;
     const auto visit = [&](NodeIndex node, Term* after) {
+        if (after->is_barrier) barriers.push_back(node);
         if (!vocabulary_.node(node).has_token) return;
         vocabulary_.for_each_token_at(node, [&](Token token) { tokens.add(token); });
         if (after->stamp != stamp) {
@@ -134,7 +138,58 @@ std::unique_ptr<Mask> MaskBuilder::build(Term* term) {
     }
     mask->tokens = tokens.finish();
     mask->ends.shrink_to_fit();
+    if (!barriers.empty()) {
+        mask->doubtful = tokens_below(vocabulary_, barriers);
+        mask->tokens = mask->tokens.without(mask->doubtful);
+    }
     return mask;
+}
+
+std::unique_ptr<Mask> MaskBuilder::with_doubtful(Term* term, Term* lenient) {
+    const Mask& known = mask_of(lenient);
+    auto mask = std::make_unique<Mask>();
+    mask->ends = known.ends;
+    mask->bodies = known.bodies;
+    if (known.doubtful.empty()) {
+        mask->tokens = known.tokens;
+        mask->worst = known.worst;
+        return mask;
+    }
+    TokenSetBuilder tokens(vocabulary_.num_words());
+    tokens.add(known.tokens);
+    const auto doubtful = known.doubtful;
+    for (const auto& [token, after] : try_tokens(automaton_, vocabulary_, term, doubtful)) {
+        tokens.add(token);
+        if (std::find(mask->ends.begin(), mask->ends.end(), after) == mask->ends.end()) {
+            mask->ends.push_back(after);
+        }
+    }
+    mask->tokens = tokens.finish();
+    return mask;
+}
+
+std::vector<Token> tokens_below(const Vocabulary& vocabulary, const std::vector<NodeIndex>& nodes) {
+    std::vector<Token> tokens;
+    for (NodeIndex node : nodes) {
+        for (NodeIndex at = node + 1; at < vocabulary.node(node).end; ++at) {
+            vocabulary.for_each_token_at(at, [&](Token token) { tokens.push_back(token); });
+        }
+    }
+    std::sort(tokens.begin(), tokens.end());
+    tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+    return tokens;
+}
+
+std::vector<std::pair<Token, Term*>> try_tokens(Automaton& automaton, const Vocabulary& vocabulary,
+                                                Term* term, const std::vector<Token>& tokens) {
+    std::vector<std::pair<Token, Term*>> allowed;
+    for (Token token : tokens) {
+        automaton.store().spend();
+        if (Term* after = automaton.step(term, vocabulary.bytes_of(token))) {
+            allowed.emplace_back(token, after);
+        }
+    }
+    return allowed;
 }
 
 // Bodies
@@ -147,7 +202,13 @@ std::shared_ptr<const Body> MaskBuilder::body_of(Term* head) {
     auto body = shared_->get(structure);
     if (!body) {
         Term* base = lexemes_.without_exclusion(clamped);
-        body = base ? narrow_body(clamped, base) : walk_body(clamped);
+        if (base) {
+            body = narrow_body(clamped, base);
+        } else if (const auto split = lexemes_.without_words(clamped)) {
+            body = body_without(clamped, split->first, split->second);
+        } else {
+            body = walk_body(clamped);
+        }
         shared_->put(structure, body);
     }
     if (at_hand_.size() >= kBodiesAtHand) at_hand_.clear();
@@ -182,6 +243,43 @@ std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base) {
         } else {
             vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
         }
+    }
+    body->inside = known->inside.without(std::move(lost));
+    order_exits(*body);
+    return body;
+}
+
+// The body of `base`, less what leads only to the words that are excluded from `head`. A prefix that
+// none of the words begins with has the same continuations in both.
+std::shared_ptr<const Body> MaskBuilder::body_without(Term* head, Term* base, Term* words) {
+    const auto known = body_of(base);
+    auto body = std::make_shared<Body>();
+    std::vector<Token> lost;
+    std::unordered_set<NodeIndex> dropped;
+    struct Place {
+        NodeIndex node;
+        Term* word;
+        Term* here;
+    };
+    std::vector<Place> pending{{0, words, head}};
+    while (!pending.empty()) {
+        const auto [node, word, here] = pending.back();
+        pending.pop_back();
+        store_.spend();
+        if (node && store_.is_empty(here)) {
+            vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
+        }
+        if (!here->nullable) dropped.insert(node);
+        for (const Pair& pair : store_.parts(word)) {
+            Term* after = pair.after;
+            pair.bits.for_each([&, node = node, here = here](std::uint8_t byte) {
+                const NodeIndex child = vocabulary_.child(node, byte);
+                if (child) pending.push_back({child, after, store_.step(here, byte)});
+            });
+        }
+    }
+    for (NodeIndex node : known->exits) {
+        if (!dropped.count(node)) body->exits.push_back(node);
     }
     body->inside = known->inside.without(std::move(lost));
     order_exits(*body);

@@ -31,11 +31,19 @@ struct Mask {
     TokenSet tokens;
     std::vector<Term*> ends;  // where tokens lead that leave a lexeme or meet none
     std::vector<std::pair<Term*, Term*>> bodies;  // (lexeme, what follows)
+    std::vector<Token> doubtful;  // left out, to be tried with what was forgotten
     double worst = -1;                            // memo of the planner; below 0: unknown
     std::list<Term*>::iterator place;             // among the masks in the order of their use
 
     std::size_t num_bytes() const;
 };
+
+// The tokens that lead beyond the nodes of a walk that ended in a barrier (see `unfold.cpp`); sorted.
+std::vector<Token> tokens_below(const Vocabulary& vocabulary, const std::vector<NodeIndex>& nodes);
+
+// Those of the tokens that are allowed, with the terms that they lead to.
+std::vector<std::pair<Token, Term*>> try_tokens(Automaton& automaton, const Vocabulary& vocabulary,
+                                                Term* term, const std::vector<Token>& tokens);
 
 // Bodies by structure, shared by every grammar over one vocabulary.
 class SharedMasks {
@@ -87,9 +95,12 @@ class MaskBuilder {
 
     Mask& build_and_keep(Term* term);
     std::unique_ptr<Mask> build(Term* term);
+    // The mask of a term made from that of its lenient form.
+    std::unique_ptr<Mask> with_doubtful(Term* term, Term* lenient);
     std::shared_ptr<const Body> body_of(Term* head);
     std::shared_ptr<const Body> walk_body(Term* head);
     std::shared_ptr<const Body> narrow_body(Term* head, Term* base);
+    std::shared_ptr<const Body> body_without(Term* head, Term* base, Term* words);
     void order_exits(Body& body) const;
 
     const Vocabulary& vocabulary_;

@@ -84,10 +84,22 @@ std::size_t hash_of(std::uint64_t head, const Came& came, const Left& left) {
 }
 
 std::size_t hash_of(const Where& where) {
-    return hash_of(where.place * 2ULL + where.is_first, where.came, where.left);
+    const std::size_t hash = hash_of(where.place * 2ULL + where.is_first, where.came, where.left);
+    return mix_into(mix_into(hash, where.seen ? where.seen->hash : 0),
+                    static_cast<std::uint64_t>(where.forgotten));
 }
 
 }  // namespace
+
+Where Where::with_text(const std::string& text) const {
+    if (has_seen(text)) return *this;
+    auto more = seen ? std::make_shared<Seen>(*seen) : std::make_shared<Seen>();
+    more->texts.insert(text);
+    more->hash ^= mix_into(0x9E3779B9, std::hash<std::string>()(text));
+    Where where = *this;
+    where.seen = std::move(more);
+    return where;
+}
 
 std::size_t Moves::StateHash::operator()(const State& state) const {
     return hash_of((std::uint64_t{state.place} << 32) + state.given_up, state.came, state.left);
@@ -134,6 +146,11 @@ void Moves::finish() {
             return contains(group.choice->counters, counter);
         }));
     }
+    moved_from_.assign(groups_.size(), std::vector<bool>(counters_.size()));
+    for (std::size_t group = groups_.size(); group-- > 0;) {
+        if (group + 1 < groups_.size()) moved_from_[group] = moved_from_[group + 1];
+        for (auto counter : groups_[group].choice->counters) moved_from_[group][counter] = true;
+    }
 }
 
 std::vector<Choice> Moves::choices(const std::vector<Part>& parts, Count overhead) {
@@ -166,7 +183,12 @@ std::vector<Choice> Moves::choices(const std::vector<Part>& parts, Count overhea
 
 // Where one may go
 
-Where Moves::start() const { return {0, {}, settled(0, {}, counters_), true}; }
+Where Moves::start() const {
+    Where where;
+    where.left = settled(0, {}, counters_);
+    where.is_first = true;
+    return where;
+}
 
 bool Moves::may_close(const Where& where) const {
     return !lacks_something(where.left) && !must_go_on(where);
@@ -203,16 +225,18 @@ Step Moves::filler_step(const Where& where, const Left& left) {
     Count times = 1;
     if (const auto found = direct(0, left)) {
         group = found->group;
-        times = found->times;
+        times = is_distinct_ ? 1 : found->times;
     } else {
-        for (std::uint32_t given_up = 0; given_up < groups_.size(); ++given_up) {
-            const Cost least = cost({num_places(), given_up, {}, left});
-            const auto used = use(given_up, left);
+        for (State state{num_places(), 0, {}, left}; state.given_up < groups_.size();) {
+            const Cost least = cost(state);
+            const auto used = use(state.given_up, state.left);
             const Cost rest = used ? cost(*used) : std::nullopt;
-            if (rest && least && *least == add(*rest, groups_[given_up].choice->num_bytes)) {
-                group = &groups_[given_up];
+            const Group& here = groups_[state.given_up];
+            if (rest && least && *least == add(*rest, here.choice->num_bytes)) {
+                group = &here;
                 break;
             }
+            state = give_up(state.given_up, std::move(state.left));
         }
         if (!group) throw TooComplex("an object or array cannot be completed");
     }
@@ -311,7 +335,7 @@ std::vector<Moves::Way> Moves::ways(const State& state) const {
         // something is seen to first, and with the cheapest groups first. One that was given up
         // does not come again until that counter has enough.
         if (state.given_up >= groups_.size()) return ways;
-        ways.emplace_back(0, State{state.place, state.given_up + 1, {}, state.left});
+        ways.emplace_back(0, give_up(state.given_up, state.left));
         if (auto after = use(state.given_up, state.left)) {
             ways.emplace_back(groups_[state.given_up].choice->num_bytes, std::move(*after));
         }
@@ -335,6 +359,18 @@ Moves::State Moves::beyond(std::uint32_t place, const Came& came, Left left) con
     ++place;
     if (place == num_places()) return {place, 0, {}, std::move(left)};
     return {place, 0, from(place, came), std::move(left)};
+}
+
+Moves::State Moves::give_up(std::uint32_t group, Left left) const {
+    ++group;
+    const auto num_lacking = std::count_if(left.begin(), left.end(),
+                                           [](const Counter& each) { return each.low > 0; });
+    if (group < groups_.size() && num_lacking == 1) {
+        for (std::size_t counter = 0; counter < left.size(); ++counter) {
+            if (!moved_from_[group][counter]) left[counter].high = kUnbounded;
+        }
+    }
+    return {num_places(), group, {}, std::move(left)};
 }
 
 std::optional<Moves::State> Moves::use(std::uint32_t group, const Left& left) const {
@@ -417,6 +453,7 @@ Counter total_of(const Items& shape) {
 ObjectMoves::ObjectMoves(Store& store, Members shape)
     : Moves(store, shape.marks, total_of(shape), shape.counters),
       is_any_order_(shape.is_any_order) {
+    is_distinct_ = shape.has_distinct_names && !shape.names.empty();
     const Count colon = store.min_bytes(shape.marks.colon);
     for (std::uint32_t i = 0; i < shape.members.size(); ++i) {
         Member& member = shape.members[i];
@@ -518,7 +555,7 @@ Where ObjectMoves::after(const Where& where, std::optional<std::uint32_t> place,
         came = with(std::move(came), *place);
     }
     Left rest = settled(index, came, std::move(left));
-    return {index, std::move(came), std::move(rest), false};
+    return {index, std::move(came), std::move(rest), false, where.seen, where.forgotten};
 }
 
 Moves::State ObjectMoves::state_of(const Where& where) const {
@@ -585,6 +622,7 @@ Moves::Cost ObjectMoves::optional_cost(std::uint32_t place, const Came& came, Co
 
 ArrayMoves::ArrayMoves(Store& store, const Items& shape)
     : Moves(store, shape.marks, total_of(shape), shape.counters) {
+    is_distinct_ = shape.is_unique;
     for (const auto& parts : shape.prefix) places_.push_back(choices(parts, comma_bytes_));
     if (!shape.rest.empty()) fillers_.push_back(choices(shape.rest, comma_bytes_));
     finish();
@@ -601,9 +639,9 @@ std::optional<std::int64_t> ArrayMoves::place(const Where& where) const {
     return fillers_.empty() ? std::nullopt : std::optional<std::int64_t>(-1);
 }
 
-Where ArrayMoves::after(const Where&, std::optional<std::uint32_t> place, Left left) const {
+Where ArrayMoves::after(const Where& where, std::optional<std::uint32_t> place, Left left) const {
     const std::uint32_t index = place ? *place + 1 : num_places();
-    return {index, {}, settled(index, {}, std::move(left)), false};
+    return {index, {}, settled(index, {}, std::move(left)), false, where.seen, where.forgotten};
 }
 
 Moves::State ArrayMoves::state_of(const Where& where) const {

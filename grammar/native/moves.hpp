@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -62,6 +63,7 @@ struct Members {
     Count min_members = 0;
     Count max_members = kUnbounded;
     bool is_any_order = false;
+    bool has_distinct_names = false;
 };
 
 struct Items {
@@ -71,6 +73,13 @@ struct Items {
     std::vector<Counter> counters;
     Count min_items = 0;
     Count max_items = kUnbounded;
+    bool is_unique = false;
+};
+
+// Texts that must not come again.
+struct Seen {
+    std::set<std::string> texts;
+    std::size_t hash = 0;
 };
 
 // A place between two parts of an object or array.
@@ -79,10 +88,31 @@ struct Where {
     Came came;                // in any order: the declared members that came
     Left left;
     bool is_first = false;
+    std::shared_ptr<const Seen> seen;  // null: none
+    // Of texts that came besides, but are not remembered, the number: only while masks are made.
+    // -1: all are remembered.
+    int forgotten = -1;
 
     bool operator==(const Where& other) const {
-        return place == other.place && is_first == other.is_first && came == other.came &&
-               left == other.left;
+        return place == other.place && is_first == other.is_first &&
+               forgotten == other.forgotten && came == other.came && left == other.left &&
+               has_same_texts(other);
+    }
+
+    bool has_seen(const std::string& text) const { return seen && seen->texts.count(text); }
+
+    Where with_text(const std::string& text) const;
+
+    Where with_forgotten(int number) const {
+        Where where = *this;
+        where.forgotten = number;
+        return where;
+    }
+
+    bool has_same_texts(const Where& other) const {
+        if (seen == other.seen) return true;
+        return seen && other.seen && seen->hash == other.seen->hash &&
+               seen->texts == other.seen->texts;
     }
 };
 
@@ -117,7 +147,11 @@ class Moves {
     Where start() const;
     // Whether nothing more has to come.
     bool may_close(const Where& where) const;
-    // The length of a shortest completion, if there is one.
+    // Whether the fillers, or all items, must not come twice.
+    bool is_distinct() const { return is_distinct_; }
+
+    // The length of a shortest completion, if there is one; a lower bound where parts must not come
+    // twice.
     Cost min_bytes(const Where& where);
     // The first part of a cheapest completion; none to close.
     std::optional<Step> step(const Where& where);
@@ -212,6 +246,7 @@ class Moves {
     Count comma_bytes_ = 0;
     Count first_bytes_ = 0;  // what the first part takes more than another
     bool is_total_only_ = false;
+    bool is_distinct_ = false;
     std::vector<Group> groups_;  // of fillers, cheapest first
 
   private:
@@ -225,6 +260,8 @@ class Moves {
     std::vector<Way> ways(const State& state) const;
     State beyond(std::uint32_t place, const Came& came, Left left) const;
     std::optional<State> use(std::uint32_t group, const Left& left) const;
+    // Without the group, and without the maxima that no other can reach any more.
+    State give_up(std::uint32_t group, Left left) const;
     void index_wheres();
 
     std::vector<std::int32_t> place_of_;  // of each counter in `Where::left`, -1: does not matter
@@ -232,6 +269,7 @@ class Moves {
     std::unordered_map<State, Cost, StateHash> known_;
     std::vector<Came> movers_;         // by counter: the places that may move it
     std::vector<bool> is_movable_;     // by counter: whether a filler moves it
+    std::vector<std::vector<bool>> moved_from_;  // by group: the counters it and later ones move
     std::vector<std::unique_ptr<Where>> wheres_;
     std::unordered_multimap<std::size_t, const Where*> index_;
 };

@@ -54,7 +54,7 @@ double Planner::num_tokens(Term* term) {
 std::vector<Term*> Planner::needed_by(Term* term) {
     if (term->nullable || term->is_regular) return {};
     if (term->kind == Kind::kCall) return {store_.shortest_of(*term->rule)};
-    if (is_unfolded(term->kind)) return {store_.shortest_step(term)};
+    if (is_unfolded(term->kind) || term->kind == Kind::kCapture) return store_.shortest_steps(term);
     std::vector<Term*> needed;
     for (std::uint32_t i = 0; i < term->num_items; ++i) {
         Term* item = term->item(i);
@@ -71,9 +71,15 @@ double Planner::total(Term* term, const std::vector<Term*>& needed) {
         const auto& tokens = spell(store_.shortest(term));
         return tokens ? static_cast<double>(tokens->size()) : kInfinity;
     }
+    if (term->kind == Kind::kCall) return needed[0]->num_tokens;
     if (term->kind == Kind::kSequence) return needed[0]->num_tokens + needed[1]->num_tokens;
     if (term->kind == Kind::kRepeat) {
         return static_cast<double>(term->low) * needed[0]->num_tokens;
+    }
+    if (is_unfolded(term->kind) || term->kind == Kind::kCapture) {
+        double most = needed.empty() ? kInfinity : 0;
+        for (const Term* each : needed) most = std::max(most, each->num_tokens);
+        return most;
     }
     double least = kInfinity;
     for (const Term* each : needed) least = std::min(least, each->num_tokens);
@@ -133,8 +139,13 @@ std::optional<std::vector<std::string>> Planner::texts_of(Term* term) {
             pending.insert(pending.end(), static_cast<std::size_t>(term->low), term->item());
         } else if (term->kind == Kind::kCall) {
             pending.push_back(store_.shortest_of(*term->rule));
-        } else if (is_unfolded(term->kind)) {
-            pending.push_back(store_.shortest_step(term));
+        } else if (is_unfolded(term->kind) || term->kind == Kind::kCapture) {
+            Term* longest = nullptr;
+            for (Term* step : store_.shortest_steps(term)) {
+                if (!longest || num_tokens(step) > num_tokens(longest)) longest = step;
+            }
+            if (!longest) return std::nullopt;
+            pending.push_back(longest);
         } else {
             Term* best = nullptr;
             for (std::uint32_t i = 0; i < term->num_items; ++i) {
@@ -183,14 +194,26 @@ const std::vector<float>& Planner::needs(Term* term) {
 std::vector<float> Planner::compute_needs(Term* term) {
     std::vector<float> needs(vocabulary_.num_rows(), std::numeric_limits<float>::infinity());
     std::vector<std::pair<NodeIndex, Term*>> reached;
-    automaton_.enter(term);
-    automaton_.walk(vocabulary_, 0, term, [&](NodeIndex node, Term* after) {
+    std::vector<NodeIndex> barriers;
+    Term* start = store_.lenient(term);
+    automaton_.enter(start);
+    automaton_.walk(vocabulary_, 0, start, [&](NodeIndex node, Term* after) {
+        if (after->is_barrier) barriers.push_back(node);
         if (vocabulary_.node(node).has_token) reached.emplace_back(node, after);
     });
     for (const auto& [node, after] : reached) {
         const auto need = static_cast<float>(num_tokens(after));
         vocabulary_.for_each_token_at(
             node, [&](Token token) { needs[static_cast<std::size_t>(token)] = need; });
+    }
+    if (!barriers.empty()) {
+        const auto doubtful = tokens_below(vocabulary_, barriers);
+        for (Token token : doubtful) {
+            needs[static_cast<std::size_t>(token)] = std::numeric_limits<float>::infinity();
+        }
+        for (const auto& [token, after] : try_tokens(automaton_, vocabulary_, term, doubtful)) {
+            needs[static_cast<std::size_t>(token)] = static_cast<float>(num_tokens(after));
+        }
     }
     return needs;
 }

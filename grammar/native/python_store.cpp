@@ -386,8 +386,15 @@ Punctuation PythonStore::marks_of(py::handle marks, const char* open, const char
     return {mark("blank"), mark("comma"), mark("colon"), mark(open), mark(close)};
 }
 
-py::object PythonStore::object(py::handle shape) {
+// A shape whose scarce texts are counted one by one, see `palmette.grammar.distinct`.
+py::object distinct(const char* function, const py::object& shape, const py::object& store) {
+    return py::module_::import("palmette.grammar.distinct").attr(function)(shape, store);
+}
+
+py::object PythonStore::object(const py::object& self, py::object shape) {
     Members members;
+    members.has_distinct_names = py::cast<bool>(shape.attr("has_distinct_names"));
+    if (members.has_distinct_names) shape = distinct("distinct_names", shape, self);
     members.marks = marks_of(shape.attr("punctuation"), "open_object", "close_object");
     for (const auto& member : shape.attr("members")) {
         members.members.push_back({py::cast<std::string>(member.attr("key")),
@@ -405,8 +412,10 @@ py::object PythonStore::object(py::handle shape) {
     return handle_of(core_.object(std::move(members)));
 }
 
-py::object PythonStore::array(py::handle shape) {
+py::object PythonStore::array(const py::object& self, py::object shape) {
     Items items;
+    items.is_unique = py::cast<bool>(shape.attr("is_unique"));
+    if (items.is_unique) shape = distinct("distinct_items", shape, self);
     items.marks = marks_of(shape.attr("punctuation"), "open_array", "close_array");
     for (const auto& parts : shape.attr("prefix")) items.prefix.push_back(parts_of(parts));
     items.rest = parts_of(shape.attr("rest"));
@@ -614,12 +623,14 @@ void bind_store(py::module_& module) {
                  return operate(s, [&] { return s.call(rule); });
              })
         .def("object",
-             [](PythonStore& s, py::handle shape) {
-                 return operate(s, [&] { return s.object(shape); });
+             [](const py::object& self, const py::object& shape) {
+                 auto& s = py::cast<PythonStore&>(self);
+                 return operate(s, [&] { return s.object(self, shape); });
              })
         .def("array",
-             [](PythonStore& s, py::handle shape) {
-                 return operate(s, [&] { return s.array(shape); });
+             [](const py::object& self, const py::object& shape) {
+                 auto& s = py::cast<PythonStore&>(self);
+                 return operate(s, [&] { return s.array(self, shape); });
              })
         .def("rule",
              [](PythonStore& s, const py::tuple& key, const py::object& make) {

@@ -38,8 +38,8 @@ class PythonStore {
     py::object rule(const py::tuple& key, const py::object& make);
     py::object object_of(const Rule* rule) const;
     // The values of a shape of `palmette.grammar.structures`, as terms.
-    py::object object(py::handle shape);
-    py::object array(py::handle shape);
+    py::object object(const py::object& self, py::object shape);
+    py::object array(const py::object& self, py::object shape);
     void clear();
 
     // For the garbage collector: rules hold what made them, which holds the store.

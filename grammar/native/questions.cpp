@@ -136,7 +136,8 @@ void Store::settle_non_empty(Term* term, Fact fact) {
     while (!pending.empty()) {
         Term* top = pending.back();
         const bool is_searched =
-            top->nullable || top->kind == Kind::kBoth || top->kind == Kind::kNot;
+            top->nullable || top->kind == Kind::kBoth || top->kind == Kind::kNot ||
+            top->kind == Kind::kCapture;
         if (!is_known(top, fact) && !is_searched) {
             const std::size_t before = pending.size();
             for (std::uint32_t i = 0; i < top->num_items; ++i) {
@@ -174,6 +175,9 @@ void Store::learn(Term* term, Fact fact) {
             length = term->rule->min_bytes;
         } else if (term->kind == Kind::kTable) {
             length = term->floor;
+        } else if (term->kind == Kind::kCapture) {
+            const Descent descent(*this);
+            for (Term* each : shortest_steps(term)) length = std::max(length, min_bytes(each));
         } else if (term->kind == Kind::kMember) {
             length = best_member(static_cast<ObjectMoves&>(*term->moves), *term).num_bytes;
         } else if (is_unfolded(term->kind)) {

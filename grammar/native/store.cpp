@@ -137,11 +137,31 @@ void Store::finish(Term* term) {
                       !(kind == Kind::kRepeat && term->high == kUnbounded);
     for (std::uint32_t i = 0; i < term->num_items; ++i) {
         const Term* item = term->item(i);
-        term->is_searched |= item->is_searched;
+        term->is_searched |= item->is_searched && kind != Kind::kCapture;
         term->is_regular &= item->is_regular;
         term->is_finite &= item->is_finite;
     }
     term->floor = lower_bound(term);
+    if (!term->is_regular) mark_texts(term);
+}
+
+void Store::mark_texts(Term* term) const {
+    const auto take = [term](const Term* from) {
+        term->is_capturing |= from->is_capturing;
+        term->is_exact |= from->is_exact;
+        term->is_barrier |= from->is_barrier;
+    };
+    if (term->kind == Kind::kSequence) {
+        take(term->item(0));
+        if (term->item(0)->nullable) take(term->item(1));
+    } else if (term->kind == Kind::kAlternation) {
+        for (std::uint32_t i = 0; i < term->num_items; ++i) take(term->item(i));
+    } else if (term->where && term->moves->is_distinct()) {
+        const int forgotten = term->where->forgotten;
+        term->is_exact = forgotten < 0;
+        term->is_capturing = term->kind == Kind::kCapture && forgotten < 0;
+        term->is_barrier = term->kind == Kind::kCapture && forgotten == 1;
+    }
 }
 
 Count Store::lower_bound(const Term* term) const {

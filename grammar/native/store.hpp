@@ -97,8 +97,14 @@ class Store {
     const Pairs& form(Term* term);
     Term* body_of(Rule& rule);
     Term* shortest_of(Rule& rule);
-    // A place in an object or array as a cheapest next part, with what follows it.
-    Term* shortest_step(Term* term);
+    // A place in an object or array, or a capture, as a cheapest next part with what follows it.
+    // Where a text was forgotten there are several, and the longest of them is meant; none: it
+    // cannot be told.
+    std::vector<Term*> shortest_steps(Term* term);
+    // The term with the texts forgotten that are being read; itself if there are none.
+    Term* lenient(Term* term);
+    // The term after one byte, empty if it is not allowed: quick where texts are taken note of.
+    Term* step(Term* term, std::uint8_t byte);
 
     // Questions
 
@@ -159,6 +165,7 @@ class Store {
     template <class Equal, class Fill>
     Term* intern(std::uint64_t hash, Equal equal, Fill fill);
     Term* make(Kind kind, std::uint64_t hash, bool nullable);
+    void mark_texts(Term* term) const;
     void finish(Term* term);
     Count lower_bound(const Term* term) const;
     void insert(Term* term);
@@ -178,11 +185,27 @@ class Store {
     Term* at(Moves* moves, const Where& where);
     Term* member(ObjectMoves& moves, const Where& where, Count low, Count high,
                  std::uint32_t depth);
+    Term* keep_member(ObjectMoves& moves, const Where& where, Count low, Count high,
+                      std::uint32_t depth);
+    // The rest of a part that must not come twice, of which `text` is read.
+    Term* capture(Moves& moves, const Where& where, std::int64_t place, Term* rest,
+                  const std::string& text);
+    Term* unrepeated(Moves& moves, const Where& where, std::int64_t place, Term* rest);
+    Term* after_text(Moves& moves, const Where& where, std::int64_t place);
+    Pairs derive_capture(Term* term);
+    std::vector<Term*> unrepeated_steps(Moves& moves, const Where& where, std::int64_t place,
+                                        Term* rest, const std::string& text);
+    // The regular term without the texts that a place has seen; each of its lexemes stays one.
+    Term* less(Term* value, const Where& where);
+    // The first strings of a regular term, short ones first, equally long ones by their bytes.
+    std::vector<std::string> first_texts(Term* value, std::size_t count);
     Term* unfold(Term* term);
     Term* more_or_close(Moves& moves, const Where& where, const std::vector<Term*>& parts);
+    std::vector<Term*> items_at(ArrayMoves& moves, const Where& where, std::int64_t place);
     std::vector<Term*> values_at(Moves& moves, const Where& where, std::int64_t place);
     Term* keys(ObjectMoves& moves, const Where& where, Count low, Count high, std::uint32_t depth);
-    Term* after_key(ObjectMoves& moves, const Where& where, std::uint32_t place);
+    Term* after_key(Moves& moves, const Where& where, std::int64_t place);
+    Term* shortest_step(Term* term);
     Term* step_over(Moves& moves, const Where& where, Term* part, const Step& step);
     struct BestMember {
         std::uint32_t place;

@@ -34,6 +34,7 @@ enum class Kind : std::uint8_t {
     kObject = 12,
     kArray = 13,
     kMember = 14,
+    kCapture = 15,
 };
 
 // A sorted list of distinct words.
@@ -106,6 +107,10 @@ struct Term {
     bool has_row = false;      // its parts are states too
     bool is_marked = false;    // by a sweep
     bool is_character = false;
+    // Of parts that must not come twice, see `unfold.cpp`.
+    bool is_capturing = false;  // takes note of the next bytes
+    bool is_exact = false;      // knows all the texts that came
+    bool is_barrier = false;    // may go on with a part of which it is not known whether it came
     std::int8_t known_empty = -1;  // 1, 0, or -1: unknown
     std::uint32_t serial = 0;
     std::uint32_t num_items = 0;
@@ -117,7 +122,7 @@ struct Term {
     std::unique_ptr<Term*[]> many_items;
 
     ByteSet bits;
-    Count low = 0;             // repetitions, or the first word or key
+    Count low = 0;             // repetitions, the first word or key, the place of a capture
     Count high = kUnbounded;   // repetitions, or past the last word or key
     std::uint32_t depth = 0;   // bytes of words or keys that are behind, or the state of the table
     WordList* words = nullptr;
@@ -125,6 +130,7 @@ struct Term {
     Table* table = nullptr;
     Moves* moves = nullptr;        // of an object or array
     const Where* where = nullptr;  // the place in it
+    std::unique_ptr<std::string> text;  // of a capture: what is read of it
 
     Count floor = 0;  // no string is shorter; cheaply had
 
@@ -178,7 +184,9 @@ inline bool is_unfolded(Kind kind) {
     return kind == Kind::kObject || kind == Kind::kArray || kind == Kind::kMember;
 }
 
-inline bool is_context_free(Kind kind) { return kind == Kind::kCall || is_unfolded(kind); }
+inline bool is_context_free(Kind kind) {
+    return kind == Kind::kCall || kind == Kind::kCapture || is_unfolded(kind);
+}
 
 // The elements of a sequence, or the term itself.
 inline std::vector<Term*> spine_of(Term* term) {

@@ -4,7 +4,16 @@
 // place: from the comma before the next part, or the closing bracket, to the end. A term of kind
 // MEMBER is the rest of a declared member whose key has begun, and all that follows it: one of the
 // keys keys[low:high], from byte `depth` on.
+//
+// Where parts must not come twice, a term of kind CAPTURE is the rest of such a part, of which `text`
+// is read, and all that follows: the texts that came go with the place, so there are as many terms as
+// texts. Masks are made without them, as far as that goes: `lenient` forgets the text that is being
+// read. A second part after it could be that text again, so there the way ends in a CAPTURE without
+// derivatives (a barrier), and the few tokens that lead beyond it are tried one by one.
 #include <algorithm>
+#include <functional>
+#include <queue>
+#include <tuple>
 
 #include "store.hpp"
 
@@ -65,7 +74,12 @@ Term* Store::member(ObjectMoves& moves, const Where& place, Count low, Count hig
         return sequence(literal(key.substr(depth)), after_key(moves, here, candidates[0]));
     }
     here.is_first = false;
-    const Where* where = moves.keep(here);
+    return keep_member(moves, here, low, high, depth);
+}
+
+Term* Store::keep_member(ObjectMoves& moves, const Where& place, Count low, Count high,
+                         std::uint32_t depth) {
+    const Where* where = moves.keep(place);
     std::uint64_t hash = reinterpret_cast<std::uintptr_t>(where) * 0x9E3779B97F4A7C15ULL;
     hash = (hash ^ static_cast<std::uint64_t>(low)) * 0xBF58476D1CE4E5B9ULL;
     hash = (hash ^ static_cast<std::uint64_t>(high)) * 0x94D049BB133111EBULL;
@@ -95,17 +109,20 @@ Term* Store::unfold(Term* term) {
         auto& moves = static_cast<ArrayMoves&>(*term->moves);
         const auto place = moves.place(where);
         return more_or_close(
-            moves, where, place ? values_at(moves, where, *place) : std::vector<Term*>());
+            moves, where, place ? items_at(moves, where, *place) : std::vector<Term*>());
     }
     auto& moves = static_cast<ObjectMoves&>(*term->moves);
     if (term->kind == Kind::kMember) return keys(moves, where, term->low, term->high, term->depth);
     std::vector<Term*> options{
         member(moves, where, 0, static_cast<Count>(moves.keys().size()), 0)};
     for (std::size_t index = 0; index < moves.names().size(); ++index) {
-        const auto values = values_at(moves, where, -1 - static_cast<std::int64_t>(index));
-        if (values.empty()) continue;
-        Term* rest = sequence(moves.marks().colon, alternation(values));
-        options.push_back(sequence(moves.names()[index], rest));
+        const std::int64_t place = -1 - static_cast<std::int64_t>(index);
+        Term* name = moves.names()[index];
+        if (!moves.is_distinct()) {
+            options.push_back(sequence(name, after_key(moves, where, place)));
+        } else if (!moves.offers(where, place).empty()) {
+            options.push_back(unrepeated(moves, where, place, less(name, where)));
+        }
     }
     return more_or_close(moves, where, options);
 }
@@ -116,6 +133,16 @@ Term* Store::more_or_close(Moves& moves, const Where& where, const std::vector<T
     if (!moves.may_close(where)) return more;
     Term* options[] = {more, marks.close};
     return alternation(options, 2);
+}
+
+std::vector<Term*> Store::items_at(ArrayMoves& moves, const Where& where, std::int64_t place) {
+    if (!moves.is_distinct()) return values_at(moves, where, place);
+    std::vector<Term*> items;
+    for (const auto& [choice, after] : moves.offers(where, place)) {
+        Term* value = less(alternation(choice->values), where);
+        items.push_back(unrepeated(moves, after, place, value));
+    }
+    return items;
 }
 
 // What may stand at a place, with what follows.
@@ -151,11 +178,213 @@ Term* Store::keys(ObjectMoves& moves, const Where& where, Count low, Count high,
     return alternation(options);
 }
 
-Term* Store::after_key(ObjectMoves& moves, const Where& where, std::uint32_t place) {
+Term* Store::after_key(Moves& moves, const Where& where, std::int64_t place) {
     return sequence(moves.marks().colon, alternation(values_at(moves, where, place)));
 }
 
+// Parts that must not come twice
+
+Term* Store::capture(Moves& moves, const Where& place_, std::int64_t place, Term* rest,
+                     const std::string& text) {
+    if (is_empty(rest)) return empty_;
+    if (rest->kind == Kind::kEpsilon) return after_text(moves, place_.with_text(text), place);
+    const Where* where = moves.keep(place_);
+    std::uint64_t hash = reinterpret_cast<std::uintptr_t>(where) * 0x9E3779B97F4A7C15ULL;
+    hash = (hash ^ static_cast<std::uint64_t>(place)) * 0xBF58476D1CE4E5B9ULL;
+    hash = (hash ^ rest->serial) * 0x94D049BB133111EBULL;
+    hash = (hash ^ std::hash<std::string>()(text)) * 0xBF58476D1CE4E5B9ULL;
+    hash ^= hash >> 31;
+    return intern(
+        hash,
+        [&](const Term* other) {
+            return other->kind == Kind::kCapture && other->where == where && other->low == place &&
+                   other->item() == rest && *other->text == text;
+        },
+        [&] {
+            Term* term = make(Kind::kCapture, hash, false);
+            term->set_items(&rest, 1);
+            term->moves = &moves;
+            term->where = where;
+            term->low = place;
+            term->text = std::make_unique<std::string>(text);
+            return term;
+        });
+}
+
+// A part that must not come twice, and what follows; `where` and `place` as in a CAPTURE.
+Term* Store::unrepeated(Moves& moves, const Where& where, std::int64_t place, Term* rest) {
+    if (where.forgotten != 0) return capture(moves, where, place, rest, "");
+    return sequence(rest, after_text(moves, where.with_forgotten(1), place));
+}
+
+// What follows a part that must not come twice. `where` is the place after an item, but that before
+// a name, whose value is still to come.
+Term* Store::after_text(Moves& moves, const Where& where, std::int64_t place) {
+    const bool is_array = dynamic_cast<ArrayMoves*>(&moves) != nullptr;
+    return is_array ? at(&moves, where) : after_key(moves, where, place);
+}
+
+Term* Store::lenient(Term* term) {
+    if (!term->is_exact) return term;
+    const Descent descent(*this);
+    if (term->kind == Kind::kAlternation) {
+        std::vector<Term*> items;
+        for (Term* item : Alternatives(term)) items.push_back(lenient(item));
+        return alternation(items);
+    }
+    if (term->kind == Kind::kSequence) {
+        Term* head = term->item(0);
+        Term* tail = term->item(1);
+        return sequence(lenient(head), head->nullable ? lenient(tail) : tail);
+    }
+    Moves& moves = *term->moves;
+    if (term->kind == Kind::kCapture) {
+        return sequence(term->item(), after_text(moves, term->where->with_forgotten(1), term->low));
+    }
+    const Where where = term->where->with_forgotten(0);
+    if (term->kind != Kind::kMember) return at(&moves, where);
+    return keep_member(static_cast<ObjectMoves&>(moves), where, term->low, term->high, term->depth);
+}
+
+// Each byte by itself, for each makes another text.
+Pairs Store::derive_capture(Term* term) {
+    Pairs pairs;
+    if (term->is_barrier) return pairs;
+    Moves& moves = *term->moves;
+    const Where where = *term->where;
+    Term* rest = term->item();
+    for (const Pair& pair : parts(rest)) {
+        Term* after = pair.after;
+        pair.bits.for_each([&](std::uint8_t byte) {
+            const std::string text = *term->text + static_cast<char>(byte);
+            pairs.push_back(
+                {ByteSet::of(byte), capture(moves, where, term->low, after, text)});
+        });
+    }
+    if (rest->nullable) {
+        const Pairs& inner = form(after_text(moves, where.with_text(*term->text), term->low));
+        pairs.insert(pairs.end(), inner.begin(), inner.end());
+    }
+    return pairs;
+}
+
+Term* Store::step(Term* term, std::uint8_t byte) {
+    const Descent descent(*this);
+    spend();
+    if (!term->is_capturing) {
+        for (const Pair& pair : parts(term)) {
+            if (pair.bits.contains(byte)) return pair.after;
+        }
+        return empty_;
+    }
+    if (term->kind == Kind::kAlternation) {
+        std::vector<Term*> items;
+        for (Term* item : Alternatives(term)) items.push_back(step(item, byte));
+        return alternation(items);
+    }
+    if (term->kind == Kind::kSequence) {
+        Term* tail = term->item(1);
+        Term* after = sequence(step(term->item(0), byte), tail);
+        if (!term->item(0)->nullable) return after;
+        Term* options[] = {after, step(tail, byte)};
+        return alternation(options, 2);
+    }
+    Moves& moves = *term->moves;
+    const Where where = *term->where;
+    Term* rest = term->item();
+    Term* more = step(rest, byte);
+    Term* after =
+        capture(moves, where, term->low, more, *term->text + static_cast<char>(byte));
+    if (!rest->nullable) return after;
+    Term* beyond = after_text(moves, where.with_text(*term->text), term->low);
+    Term* options[] = {after, step(beyond, byte)};
+    return alternation(options, 2);
+}
+
+Term* Store::less(Term* value, const Where& where) {
+    if (!where.seen) return value;
+    std::vector<std::string> within;
+    for (const auto& text : where.seen->texts) {
+        spend();
+        if (accepts(value, text)) within.push_back(text);
+    }
+    if (within.empty()) return value;
+    std::vector<Term*> items;
+    for (Term* item : Alternatives(value)) {
+        std::vector<std::string> excluded;
+        for (const auto& text : within) {
+            if (accepts(item, text)) excluded.push_back(text);
+        }
+        if (excluded.empty()) {
+            items.push_back(item);
+            continue;
+        }
+        Term* others = complement(words(std::move(excluded)));
+        const bool is_lexeme = item->kind == Kind::kLexeme;
+        Term* rest = both({is_lexeme ? item->item() : item, others});
+        items.push_back(is_lexeme ? lexeme(rest) : rest);
+    }
+    return alternation(items);
+}
+
+std::vector<std::string> Store::first_texts(Term* value, std::size_t count) {
+    std::vector<std::string> texts;
+    if (is_empty(value)) return texts;
+    using Entry = std::tuple<Count, std::string, std::uint32_t, Term*>;
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> queue;
+    queue.emplace(min_bytes(value), "", value->serial, value);
+    while (!queue.empty() && texts.size() < count) {
+        const auto [length, text, serial, term] = queue.top();
+        queue.pop();
+        if (length == static_cast<Count>(text.size()) && term->nullable) texts.push_back(text);
+        spend();
+        for (const Pair& pair : parts(term)) {
+            Term* after = pair.after;
+            const Count longer = add(static_cast<Count>(text.size()) + 1, min_bytes(after));
+            pair.bits.for_each([&](std::uint8_t byte) {
+                spend();
+                queue.emplace(longer, text + static_cast<char>(byte), after->serial, after);
+            });
+        }
+    }
+    return texts;
+}
+
 // Cheapest completions
+
+std::vector<Term*> Store::shortest_steps(Term* term) {
+    Moves& moves = *term->moves;
+    const Where where = *term->where;
+    if (term->kind == Kind::kCapture) {
+        return unrepeated_steps(moves, where, term->low, term->item(), *term->text);
+    }
+    if (!moves.is_distinct() || term->kind == Kind::kMember) return {shortest_step(term)};
+    const auto next = moves.step(where);
+    const bool is_object = term->kind == Kind::kObject;
+    if (!next || (is_object && next->place >= 0)) return {shortest_step(term)};
+    Term* value = is_object ? static_cast<ObjectMoves&>(moves)
+                                  .names()[static_cast<std::size_t>(-1 - next->place)]
+                            : alternation(next->choice->values);
+    auto steps = unrepeated_steps(moves, is_object ? where : next->after, next->place,
+                                  less(value, where), "");
+    Term* before = where.is_first ? moves.marks().blank : moves.marks().comma;
+    for (Term*& step : steps) step = sequence(before, step);
+    return steps;
+}
+
+std::vector<Term*> Store::unrepeated_steps(Moves& moves, const Where& where, std::int64_t place,
+                                           Term* rest, const std::string& text) {
+    // Of as many texts one has not come before.
+    const std::size_t num_needed = 1 + static_cast<std::size_t>(std::max(where.forgotten, 0));
+    const auto ends = first_texts(rest, num_needed);
+    std::vector<Term*> steps;
+    if (ends.size() < num_needed) return steps;
+    for (const auto& end : ends) {
+        Term* after = after_text(moves, where.with_text(text + end), place);
+        steps.push_back(sequence(literal(end), after));
+    }
+    return steps;
+}
 
 Term* Store::shortest_step(Term* term) {
     const Where where = *term->where;
