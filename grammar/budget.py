@@ -182,7 +182,9 @@ class Planner:
         state = np.array([self._automaton.state_of(start)], np.int32)
         root: IntArray = np.zeros(1, np.int32)
         nodes, states = self._automaton.walk(trie, root, state)
-        doubtful = doubtful_tokens(self._automaton, trie, nodes, states)
+        doubtful = doubtful_tokens(
+            self._automaton, trie, np.concatenate((root, nodes)), np.concatenate((state, states))
+        )
         ending = trie.has_token[nodes]
         nodes, states = nodes[ending], states[ending]
         needs = np.full(self._vocabulary.num_rows, np.inf, np.float32)

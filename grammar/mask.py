@@ -222,9 +222,15 @@ class MaskBuilder:
         states = np.concatenate(
             [np.full(nodes.size, automaton.state_of(term), np.int32) for nodes, term in starts]
         )
-        nodes, states = automaton.walk(trie, nodes, states)
-        row[trie.tokens_at(nodes)] = True
-        doubtful = doubtful_tokens(automaton, trie, nodes, states)
+        reached, reached_states = automaton.walk(trie, nodes, states)
+        row[trie.tokens_at(reached)] = True
+        doubtful = doubtful_tokens(
+            automaton,
+            trie,
+            np.concatenate((nodes, reached)),
+            np.concatenate((states, reached_states)),
+        )
+        nodes, states = reached, reached_states
         row[doubtful] = False
         ending = np.unique(states[trie.has_token[nodes]])
         ends = tuple(automaton.term_of(int(state)) for state in ending)
@@ -294,7 +300,7 @@ class MaskBuilder:
 def doubtful_tokens(
     automaton: Automaton, trie: TokenTrie, nodes: IntArray, states: IntArray
 ) -> IntArray:
-    """Of a walk: the tokens that lead beyond a barrier (see `unfold`)."""
+    """Of a walk, its starts included: the tokens that lead beyond a barrier (see `unfold`)."""
     distinct, index = np.unique(states, return_inverse=True)
     barriers = [automaton.term_of(int(state)).is_barrier for state in distinct]
     if not any(barriers):

@@ -354,8 +354,34 @@ class Moves(ABC, Generic[V]):
             for i, each in enumerate(left)
         ):
             return (None,)
-        direct = self._direct(given_up, left)
-        return None if direct is None else (direct[0][2].num_bytes * direct[1],)
+        return self._greedy_cost(given_up, left)
+
+    def _greedy_cost(self, given_up: int, left: Left) -> tuple[int | None] | None:
+        """If only one counter lacks something, and no two groups that move it are kept short by
+        the same maximum: the cheapest groups, each as often as it may come.
+        """
+        lacking = [counter for counter, each in enumerate(left) if each.low]
+        if len(lacking) != 1:
+            return None
+        times = missing = left[lacking[0]].low
+        total = 0
+        short: set[int] = set()
+        for _, _, choice in self._groups[given_up:]:
+            if lacking[0] not in choice.counters:
+                continue
+            room = missing
+            for counter in choice.counters:
+                high = left[counter].high
+                if high is not None and high < times:
+                    if counter in short:
+                        return None
+                    short.add(counter)
+                    room = min(room, high)
+            total += room * choice.num_bytes
+            missing -= room
+            if not missing:
+                return (total,)
+        return (None,)
 
 
 class ObjectMoves(Moves[V]):

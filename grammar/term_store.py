@@ -464,6 +464,15 @@ class TermStore:
             self._keep(key, found)
         return found
 
+    def barrier(self, moves: ArrayMoves[Term] | ObjectMoves[Term], where: Where) -> Term:
+        """A place at which nothing is known of what follows; see `unfold`."""
+        key = (Kind.CAPTURE, moves, where)
+        found = self._interned.get(key)
+        if found is None:
+            found = Term(Kind.CAPTURE, False, items=(self.epsilon,), moves=moves, where=where)
+            self._keep(key, found)
+        return found
+
     def lenient(self, term: Term) -> Term:
         """The term with the texts forgotten that are being read; itself if there are none."""
         return lenient(self, term)

@@ -80,6 +80,8 @@ def _unrepeated(
     rest: Term,
 ) -> Term:
     """A part that must not come twice, and what follows; `where` and `place` as in a CAPTURE."""
+    if store.is_empty(rest):
+        return store.empty
     if where.forgotten != 0:
         return store.capture(moves, where, place, rest, b"")
     return store.sequence(rest, after_text(store, moves, where._replace(forgotten=1), place))
@@ -99,8 +101,32 @@ def after_text(
     if text is not None:
         where = where._replace(seen=where.seen | {text})
     if isinstance(moves, ArrayMoves):
-        return store.at(moves, where)
+        return _at(store, moves, where)
     return _after_key(store, moves, where, place)
+
+
+def _at(store: TermStore, moves: ArrayMoves[Term] | ObjectMoves[Term], where: Where) -> Term:
+    """What may follow at a place; a barrier if a forgotten text decides whether more may come."""
+    if moves.is_distinct and where.forgotten == 1:
+        if isinstance(moves, ArrayMoves):
+            place = moves.place(where)
+            offers = [] if place is None else moves.offers(where, place)
+            values = [value for choice, _ in offers for value in choice.values]
+            is_sure = place is None
+        else:
+            is_sure = bool(moves.candidates(where, 0, len(moves.keys)))
+            names = enumerate(moves.shape.names)
+            values = [each.name for i, each in names if moves.offers(where, -1 - i)]
+        if values and not is_sure and not _has_two_texts(store, values, where.seen):
+            return store.barrier(moves, where)
+    return store.at(moves, where)
+
+
+def _has_two_texts(store: TermStore, values: list[Term], seen: frozenset[bytes]) -> bool:
+    texts: set[bytes] = set()
+    for value in values:
+        texts.update(islice(texts_by_length(less(value, seen, store), store), 2))
+    return len(texts) > 1
 
 
 def lenient(store: TermStore, term: Term) -> Term:
@@ -173,7 +199,7 @@ def _values(
 ) -> Iterator[Term]:
     """What may stand at a place, with what follows."""
     for choice, after in moves.offers(where, place):
-        yield store.sequence(store.alternation(choice.values), store.at(moves, after))
+        yield store.sequence(store.alternation(choice.values), _at(store, moves, after))
 
 
 def _keys(
@@ -226,6 +252,8 @@ def shortest_steps(store: TermStore, term: Term) -> list[Term]:
     assert moves is not None
     assert where is not None
     if term.kind == Kind.CAPTURE:
+        if term.items[0].kind == Kind.EPSILON:
+            return [store.at(moves, where)]
         return _unrepeated_steps(store, moves, where, term.low, term.items[0], term.text)
     if not moves.is_distinct or term.kind == Kind.MEMBER:
         return [_shortest_step(store, term)]
@@ -258,9 +286,28 @@ def _unrepeated_steps(
     if len(ends) < num_needed:
         return []
     return [
-        store.sequence(store.literal(end), after_text(store, moves, where, place, text + end))
+        store.sequence(
+            store.literal(end),
+            _cheapest_after(store, moves, where._replace(seen=where.seen | {text + end}), place),
+        )
         for end in ends
     ]
+
+
+def _cheapest_after(
+    store: TermStore, moves: ArrayMoves[Term] | ObjectMoves[Term], where: Where, place: int
+) -> Term:
+    """What follows a part that must not come twice, without a choice; see `after_text`."""
+    if isinstance(moves, ArrayMoves):
+        return store.at(moves, where)
+
+    def num_bytes(offer: tuple[Choice[Term], Where]) -> int:
+        choice, after = offer
+        return choice.num_bytes + (moves.min_bytes(after) or 0)
+
+    choice, after = min(moves.offers(where, place), key=num_bytes)
+    colon = moves.shape.punctuation.colon
+    return store.sequence(colon, choice.values[0], store.at(moves, after))
 
 
 def _shortest_step(store: TermStore, term: Term) -> Term:

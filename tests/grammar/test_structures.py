@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.grammar import CompiledGrammar, GrammarCompiler, GrammarTooComplex, Limits
+from palmette.grammar import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarTooComplex,
+    Limits,
+    UnsupportedGrammar,
+)
 from palmette.grammar.mask import SharedMasks
 from palmette.grammar.moves import Cheapest, cheapest
 from palmette.grammar.structures import (
@@ -29,6 +35,8 @@ from palmette.grammar.testing import accepts, brute_force_mask, byte_vocabulary,
 LONGEST = 14  # bytes of the texts that are enumerated
 
 MORE = b"{a {ab ,a ,b a: b:1 :1 1, 2, 1] 1} 2} [1 [2 ,1 ,2 1,1 2,2, 1,a x: ,x xy :2, }} ]]".split()
+MORE += b'[" "," "q" "q","q "q","q","qq qq" "",""] 7,7 77,7] ,77 ":1,"q": {"q" 7] "]'.split()
+MORE += b'":1,"q":1} q","q" q","q 1,1] 1,45,1'.split()
 vocabulary = byte_vocabulary(MORE)
 STOP = 256 + len(MORE)
 
@@ -247,7 +255,7 @@ def in_store(store: TermStore, shape: Shape) -> Shape:
     return changed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(shape=st.one_of(arrays(), objects()))
 def test_a_shape_has_exactly_the_texts_of_its_definition(shape: Shape) -> None:
     store = new_store()
@@ -459,7 +467,7 @@ def test_an_ambiguous_grammar_has_about_as_many_terms_as_its_text_has_bytes(
     grammar = GrammarCompiler(vocabulary).compile_grammar(source)
     assert accepts(grammar, text + end)
     assert not accepts(grammar, text + "c")
-    assert len(grammar.automaton.store) < 20 * len(text + end)
+    assert grammar.num_terms < 20 * len(text + end)
 
 
 def test_a_rule_that_begins_with_itself_is_refused_by_name() -> None:
@@ -473,3 +481,65 @@ def test_a_rule_that_begins_with_itself_is_refused_by_name() -> None:
     marks = punctuation(store)
     with pytest.raises(GrammarTooComplex, match="sum begins with itself"):
         list(store.parts(store.call(rule)))
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 3])
+def test_items_that_must_differ_are_told_apart_within_one_token(num_items: int) -> None:
+    store = new_store()
+    parts = (Part(quoted(store)), Part(store.words([b"1"])))
+    marks = punctuation(store)
+    term = store.array(Items(punctuation=marks, rest=parts, min_items=num_items, is_unique=True))
+    grammar = compiled(store, term)
+    matcher = grammar.matcher()
+    assert accepts(grammar, '["q","qq","",1]')
+    assert not accepts(grammar, '["q","qq","q"]')
+    assert not accepts(grammar, "[1,1]")
+    again, other = MORE.index(b'q","q"'), MORE.index(b'q","q')
+    for byte in b'["':
+        assert matcher.accept(byte)
+    mask = mask_of(matcher, vocabulary)
+    assert not mask[256 + again]
+    assert mask[256 + other]
+    np.testing.assert_array_equal(mask, brute_force_mask(matcher, vocabulary))
+
+
+def test_a_unique_array_of_few_values_is_as_long_as_there_are_values() -> None:
+    store = new_store()
+    marks = punctuation(store)
+    rest = (Part(store.words([b"%d" % i for i in range(60)])),)
+    for low in (60, 61):
+        shape = Items(punctuation=marks, rest=rest, min_items=low, is_unique=True)
+        term = store.array(shape)
+        assert (term is store.empty) == (low == 61)
+    grammar = compiled(store, store.array(replace(shape, min_items=60)))
+    text = "[" + ",".join(map(str, reversed(range(60)))) + "]"
+    assert accepts(grammar, text)
+    assert not accepts(grammar, text.replace(",7,", ",8,"))
+
+
+def test_items_that_must_differ_must_be_regular() -> None:
+    store = new_store()
+    marks = punctuation(store)
+    inner = store.array(Items(punctuation=marks))
+    with pytest.raises(UnsupportedGrammar, match="no arrays or objects") as caught:
+        store.array(Items(punctuation=marks, rest=(Part(inner),), is_unique=True))
+    assert caught.value.feature == "uniqueItems"
+
+
+def test_undeclared_names_that_must_differ_do() -> None:
+    store = new_store()
+    value = (Part(store.words([b"1"]), (0,)), Part(store.words([b"2"])))
+    shape = Members(
+        punctuation=punctuation(store),
+        members=(Member(b"a", (Part(store.words([b"1"])),)),),
+        names=(Names(quoted(store), value),),
+        counters=(Counter(2, None),),
+        has_distinct_names=True,
+    )
+    grammar = compiled(store, store.object(shape))
+    assert accepts(grammar, '{a:1,"x":1,"y":2,"z":1}')
+    assert not accepts(grammar, '{a:1,"x":1,"x":1}')
+    assert not accepts(grammar, '{a:1,"x":1,"y":2}')
+    plan = grammar.planner.plan(grammar.start)
+    assert plan is not None
+    assert text_of(vocabulary, plan) == b'{"":1,"a":1}'
