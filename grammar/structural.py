@@ -215,10 +215,11 @@ class _Emitter:
         """The texts of a format up to and with the first of the ends, which are not empty."""
         store = self._store
         if isinstance(each, AnyText):
-            return store.alternation(
+            texts = (
                 store.sequence(self._any_text(each, where, end, ends), store.literal(end.encode()))
                 for end in ends
             )
+            return store.lexeme(store.alternation(texts))  # which is left only at an end
         if isinstance(each, StructuralTag):
             return self._triggered(each, where, ends, ends)
         if isinstance(each, InTurn) and each.elements:

@@ -9,12 +9,12 @@ from palmette.grammar.ebnf.graph import components
 from palmette.grammar.ebnf.nodes import (
     Choice,
     Grammar,
-    Literal,
     Node,
     Reference,
     Repeat,
     Sequence,
     Terminal,
+    Words,
     inside_out,
     items_of,
 )
@@ -24,7 +24,7 @@ from palmette.grammar.errors import GrammarTooComplex, UnsatisfiableGrammar
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Rule, Term
 
-# A part is one lexeme up to this many literals and classes, written out; beyond it, it is called.
+# A part is one lexeme up to this many words and classes, written out; beyond it, it is called.
 # Larger ones would share fewer masks, and written out they may grow without bound.
 _LEXEME_NODES = 256
 _LEXEME_DEPTH = 24
@@ -219,8 +219,8 @@ class _Emitter:
 
     def _combine(self, node: Node, term_of: Callable[[Node], Term]) -> Term:
         store = self._store
-        if isinstance(node, Literal):
-            return store.literal(node.text)
+        if isinstance(node, Words):
+            return store.words(node.texts)
         if isinstance(node, Terminal):
             return node.term
         if isinstance(node, Sequence):
@@ -228,9 +228,7 @@ class _Emitter:
         if isinstance(node, Repeat):
             return store.repeat(term_of(node.item), node.low, node.high)
         assert isinstance(node, Choice)
-        words = [item.text for item in node.items if isinstance(item, Literal)]
-        others = [term_of(item) for item in node.items if not isinstance(item, Literal)]
-        return store.alternation((store.words(words), *others))
+        return store.alternation(map(term_of, node.items))
 
     def _fold(
         self,

@@ -11,16 +11,16 @@ import re
 from palmette.grammar.codepoints import ANY, CodePoints
 from palmette.grammar.ebnf.nodes import (
     Grammar,
-    Literal,
     Node,
     Reference,
     Repeat,
     Terminal,
+    Words,
     choice,
     sequence,
 )
 from palmette.grammar.ebnf.text import Reader
-from palmette.grammar.errors import InvalidGrammar
+from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.term_store import TermStore
 
@@ -33,9 +33,8 @@ def read_gbnf(source: str, store: TermStore, start: str | None = None) -> Gramma
     return _Gbnf(source, store).read("root" if start is None else start)
 
 
-_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_BLANK = re.compile(r"[ \t\r\n]+|#[^\r\n]*")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_RULE = re.compile(r"([A-Za-z0-9_-]+)(?:[ \t\r\n]|#[^\r\n]*)*::=")
 _COUNT = re.compile(r"\{\s*([0-9]*)\s*(,?)\s*([0-9]*)\s*\}")
 _PLAIN = re.compile(r'[^"\\]+')
 _HEX = {"x": 2, "u": 4, "U": 8}
@@ -51,7 +50,7 @@ class _Gbnf(Reader):
         self._references: list[tuple[str, int]] = []
 
     def read(self, start: str) -> Grammar:
-        self.match(_BLANK)
+        self.skip(_BLANK)
         while not self.is_at_end:
             self._rule()
         if start not in self._rules:
@@ -63,26 +62,38 @@ class _Gbnf(Reader):
 
     def _rule(self) -> None:
         at = self.at
-        head = self.match(_RULE)
-        if head is None:
+        name = self._head()
+        if name is None:
             raise self.invalid(f"expected 'name ::=', got {self.shown()}")
-        if head[1] in self._rules:
-            raise self.invalid(f"the rule '{head[1]}' is defined twice", at)
-        self.match(_BLANK)
-        self._rules[head[1]] = self._alternatives()
+        if name in self._rules:
+            raise self.invalid(f"the rule '{name}' is defined twice", at)
+        self.skip(_BLANK)
+        self._rules[name] = self._alternatives()
         if not (self.is_at_end or self._is_at_rule()):
             raise self.invalid(f"unexpected {self.shown()}")
 
+    def _head(self) -> str | None:
+        """Go past `name ::=` if that comes next; the name."""
+        at = self.at
+        name = self.match(_NAME)
+        if name is not None:
+            self.skip(_BLANK)
+            if self.take("::="):
+                return name[0]
+        self.at = at
+        return None
+
     def _is_at_rule(self) -> bool:
         """Whether a rule begins here, at the beginning of a line."""
-        if _RULE.match(self.source, self.at) is None:
-            return False
-        return not self.source[self.source.rfind("\n", 0, self.at) + 1 : self.at].strip()
+        at = self.at
+        name = self._head()
+        self.at = at
+        return name is not None and not self.source[self.source.rfind("\n", 0, at) + 1 : at].strip()
 
     def _alternatives(self) -> Node:
         branches = [self._sequence()]
         while self.take("|"):
-            self.match(_BLANK)
+            self.skip(_BLANK)
             branches.append(self._sequence())
         return choice(branches)
 
@@ -98,13 +109,16 @@ class _Gbnf(Reader):
         node = self._atom()
         if node is None:
             return None
-        self.match(_BLANK)
-        while True:
+        self.skip(_BLANK)
+        for _ in range(self.store.limits.max_nesting):
             bounds = self._quantifier()
             if bounds is None:
                 return node
             node = Repeat(node, *bounds)
-            self.match(_BLANK)
+            self.skip(_BLANK)
+        raise GrammarTooComplex(
+            f"{self.store.limits.max_nesting} repetitions of each other", pointer=self.where()
+        )
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         for sign, bounds in _BOUNDS.items():
@@ -125,7 +139,7 @@ class _Gbnf(Reader):
     def _atom(self) -> Node | None:
         at = self.at
         if self.take('"'):
-            return Literal(self._literal(at))
+            return Words((self._literal(at),))
         if self.take("["):
             return Terminal(self._spelling.one_of(self._class(at)))
         if self.take("."):
@@ -134,9 +148,7 @@ class _Gbnf(Reader):
             return self._group(at)
         if self.looks_at("<") or self.looks_at("!<"):
             raise self.unsupported("a token such as <[1000]> or <think>")
-        if self._is_at_rule():
-            return None
-        name = self.match(_NAME)
+        name = None if self._is_at_rule() else self.match(_NAME)
         if name is None:
             return None
         self._references.append((name[0], at))
@@ -144,7 +156,7 @@ class _Gbnf(Reader):
 
     def _group(self, at: int) -> Node:
         self.open_group()
-        self.match(_BLANK)
+        self.skip(_BLANK)
         if self.looks_at("="):
             raise self.unsupported("a lookahead '(=...)'", at)
         node = self._alternatives()

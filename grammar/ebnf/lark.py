@@ -18,12 +18,12 @@ from palmette.grammar.ebnf.graph import components
 from palmette.grammar.ebnf.nodes import (
     Choice,
     Grammar,
-    Literal,
     Node,
     Reference,
     Repeat,
     Sequence,
     Terminal,
+    Words,
     choice,
     inside_out,
     sequence,
@@ -67,9 +67,8 @@ _COMMON_PREFIX = "common."
 _MAX_INSTANCES = 10_000  # of templates
 _MAX_KEY = 1000  # characters
 
-_INLINE = re.compile(r"(?:[ \t\r\f]|\\[ ]*\n|//[^\n]*|\#[^\n]*)*")
-_BLANK = re.compile(r"(?:[ \t\r\f\n]|\\[ ]*\n|//[^\n]*|\#[^\n]*)*")
-_CONTINUED = re.compile(r"(?:[ \t\r\f\n]|//[^\n]*|\#[^\n]*)*\|(?!\|)")
+_INLINE = re.compile(r"[ \t\r\f]+|\\[ ]*\n|//[^\n]*|#[^\n]*")
+_BLANK = re.compile(r"[ \t\r\f\n]+|\\[ ]*\n|//[^\n]*|#[^\n]*")
 _NAME = re.compile(r"_?(?:[a-z][_a-z0-9]*|[A-Z][_A-Z0-9]*)")
 _MODIFIERS = re.compile(r"(?:!\??|\?!?)(?=[_a-z])")
 _PRIORITY = re.compile(r"\.[ \t]*[+-]?[0-9]+")
@@ -106,10 +105,10 @@ class _Lark(Reader):
         self._has_ignored = re.search(r"^[ \t]*%ignore\b", source, re.MULTILINE) is not None
 
     def read(self, start: str) -> Grammar:
-        self.match(_BLANK)
+        self.skip(_BLANK)
         while not self.is_at_end:
             self._statement()
-            self.match(_BLANK)
+            self.skip(_BLANK)
         self._instantiate()
         if start not in self._rules:
             if start in self._templates:
@@ -131,7 +130,7 @@ class _Lark(Reader):
             self._directive()
         else:
             self._definition("")
-        self.match(_INLINE)
+        self.skip(_INLINE)
         if not (self.is_at_end or self.looks_at("\n")):
             raise self.invalid(f"unexpected {self.shown()}")
 
@@ -139,7 +138,7 @@ class _Lark(Reader):
         at = self.at
         found = self.match(re.compile(r"%[a-z]*"))
         assert found is not None
-        self.match(_INLINE)
+        self.skip(_INLINE)
         if found[0] == "%ignore":
             self._is_terminal = True
             self._ignored.append(self._expansions())
@@ -165,7 +164,7 @@ class _Lark(Reader):
             raise self.invalid("a terminal takes no '?' or '!'", at)
         parameters = self._parameters()
         self.match(_PRIORITY)
-        self.match(_INLINE)
+        self.skip(_INLINE)
         if self.looks_at("["):
             raise self.unsupported("an attribute such as '[max_tokens=10]'")
         if not self.take(":"):
@@ -192,12 +191,12 @@ class _Lark(Reader):
             return None
         names: list[str] = []
         while True:
-            self.match(_BLANK)
+            self.skip(_BLANK)
             found = self.match(_NAME)
             if found is None:
                 raise self.invalid(f"expected the name of a parameter, got {self.shown()}")
             names.append(found[0])
-            self.match(_BLANK)
+            self.skip(_BLANK)
             if self.take("}"):
                 return tuple(names)
             if not self.take(","):
@@ -221,7 +220,7 @@ class _Lark(Reader):
         path = [self._import_name()]
         while self.take("."):
             path.append(self._import_name())
-        self.match(_INLINE)
+        self.skip(_INLINE)
         names = [path[-1]]
         if self.take("("):
             names = self._import_list()
@@ -231,7 +230,7 @@ class _Lark(Reader):
             raise self.unsupported(f"importing from '{'.'.join(path)}'", at)
         alias = None
         if self.take("->"):
-            self.match(_INLINE)
+            self.skip(_INLINE)
             alias = self._import_name()
         for name in names:
             if name not in COMMON:
@@ -250,11 +249,11 @@ class _Lark(Reader):
     def _import_list(self) -> list[str]:
         names = []
         while True:
-            self.match(_BLANK)
+            self.skip(_BLANK)
             names.append(self._import_name())
-            self.match(_BLANK)
+            self.skip(_BLANK)
             if self.take(")"):
-                self.match(_INLINE)
+                self.skip(_INLINE)
                 return names
             if not self.take(","):
                 raise self.invalid(f"expected ',' or ')', got {self.shown()}")
@@ -276,13 +275,14 @@ class _Lark(Reader):
     def _skip(self) -> None:
         """Go past blanks: on this line, or within brackets over line ends."""
         if self._num_brackets:
-            self.match(_BLANK)
+            self.skip(_BLANK)
             return
-        self.match(_INLINE)
+        self.skip(_INLINE)
         if self.looks_at("\n"):
-            continued = _CONTINUED.match(self.source, self.at)
-            if continued is not None:
-                self.at = continued.end() - 1
+            at = self.at
+            self.skip(_BLANK)
+            if not self.looks_at("|"):
+                self.at = at
 
     def _expansions(self) -> Node:
         branches = [self._expansion()]
@@ -444,9 +444,9 @@ class _Lark(Reader):
                 raise placed(error, self.where(at)) from None
         text, flags = self._quoted()
         if not self.looks_at("..") or self.looks_at("..."):
-            return self._patterns.any_case(text) if "i" in flags else Literal(text.encode())
+            return self._patterns.any_case(text) if "i" in flags else Words((text.encode(),))
         self.at += 2
-        self.match(_INLINE)
+        self.skip(_INLINE)
         if not self.looks_at('"'):
             raise self.invalid(f"expected a string after '..', got {self.shown()}")
         last, last_flags = self._quoted()
@@ -467,7 +467,7 @@ class _Lark(Reader):
         except ValueError:
             raise self.invalid("an escape that is no character", at) from None
         flags = self._flags("i")
-        self.match(_INLINE)
+        self.skip(_INLINE)
         return text, flags
 
     def _flags(self, known: str) -> str:

@@ -1,4 +1,4 @@
-"""A context-free grammar as its source says it: rules over literals, classes and other rules."""
+"""A context-free grammar as its source says it: rules over words, classes and other rules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from palmette.grammar.terms import Term
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Literal:
-    """Exactly this text."""
+class Words:
+    """One of these texts."""
 
-    text: bytes
+    texts: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class Repeat:
     high: int | None
 
 
-Node = Literal | Terminal | Reference | Sequence | Choice | Repeat
+Node = Words | Terminal | Reference | Sequence | Choice | Repeat
 
 # A node is told apart from others by identity, and one may stand in several places.
 
@@ -73,8 +73,17 @@ def items_of(node: Node) -> tuple[Node, ...]:
 
 
 def choice(items: Iterable[Node]) -> Node:
-    """One of the items."""
-    listed = tuple(items)
+    """One of the items. Words among them are put together."""
+    others: list[Node] = []
+    words: list[Words] = []
+    for item in items:
+        if isinstance(item, Words):
+            words.append(item)
+        else:
+            others.append(item)
+    if len(words) > 1:
+        words = [Words(tuple(text for each in words for text in each.texts))]
+    listed = (*words, *others)
     return listed[0] if len(listed) == 1 else Choice(listed)
 
 
@@ -99,8 +108,8 @@ def sequence(items: Iterable[Node]) -> Node:
 
 def _are_same(one: Node, other: Node) -> bool:
     """Whether two nodes are obviously the same."""
-    if isinstance(one, Literal) and isinstance(other, Literal):
-        return one.text == other.text
+    if isinstance(one, Words) and isinstance(other, Words):
+        return one.texts == other.texts
     if isinstance(one, Terminal) and isinstance(other, Terminal):
         return one.term is other.term
     if isinstance(one, Reference) and isinstance(other, Reference):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from palmette.grammar.codepoints import CodePoints
-from palmette.grammar.ebnf.nodes import Literal, Node, Terminal, sequence
+from palmette.grammar.ebnf.nodes import Node, Terminal, Words, sequence
 from palmette.grammar.errors import UnsupportedGrammar
 from palmette.grammar.regex import full_match, parse_regex
 from palmette.grammar.regex.nodes import Begin, End, LookAhead, LookBehind, children
@@ -38,7 +38,7 @@ class Patterns:
 
     def _any_case_of(self, character: str) -> Node:
         variants = CodePoints.characters(character).any_case(like_python=True)
-        return Literal(character.encode()) if len(variants) == 1 else self.one_of(variants)
+        return Words((character.encode(),)) if len(variants) == 1 else self.one_of(variants)
 
 
 def _refuse_assertions(root: RegexNode) -> None:

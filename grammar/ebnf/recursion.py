@@ -16,6 +16,7 @@ from palmette.grammar.ebnf.nodes import (
     Repeat,
     Sequence,
     Terminal,
+    Words,
     choice,
     inside_out,
     sequence,
@@ -170,6 +171,8 @@ class _Remover:
             return choice(map(self.some, node.items))
         if isinstance(node, Repeat) and node.high != 0:
             return Sequence((self.some(node.item), one_less(node)))
+        if isinstance(node, Words):
+            return Words(tuple(text for text in node.texts if text))
         if isinstance(node, Terminal):
             store = self._store
             return Terminal(store.both(node.term, store.complement(store.epsilon)))

@@ -7,12 +7,12 @@ from heapq import heappop, heappush
 
 from palmette.grammar.ebnf.nodes import (
     Choice,
-    Literal,
     Node,
     Reference,
     Repeat,
     Sequence,
     Terminal,
+    Words,
     inside_out,
 )
 from palmette.grammar.term_store import TermStore
@@ -87,9 +87,10 @@ class Shortest:
                 self._read_node(node)
 
     def _read_node(self, node: Node) -> None:
-        if isinstance(node, Literal):
-            if self._store.can_spell(node.text):
-                self._offer(len(node.text), node)
+        if isinstance(node, Words):
+            lengths = [len(text) for text in node.texts if self._store.can_spell(text)]
+            if lengths:
+                self._offer(min(lengths), node)
         elif isinstance(node, Terminal):
             if not self._store.is_empty(node.term):
                 self._offer(self._store.min_bytes(node.term), node)

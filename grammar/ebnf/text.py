@@ -46,6 +46,14 @@ class Reader:
             self.at = found.end()
         return found
 
+    def skip(self, blank: re.Pattern[str]) -> None:
+        """Go past as many of these as there are. The pattern does not match nothing.
+
+        One by one: a pattern that repeats itself takes memory for each time it does.
+        """
+        while self.match(blank) is not None:
+            pass
+
     def open_group(self) -> None:
         """Count one more group around what follows."""
         self._depth += 1

@@ -130,7 +130,7 @@ STRING: /'([^']|'')*'/
 """,
     [
         "SELECT * FROM t",
-        "select a, b.c as d from t as x join u on x.id = u.id where not (a <> 'it''s' or b in (1,2))",
+        "select a, b.c as d from t as x join u on x.id = u.id where not (a <> '''' or b in (1,2))",
         "select count(*) from (select 1 from t) as q group by a having sum(b) > 2 order by a desc;",
         "select distinct a from t union all select b from u -- the end\n",
     ],

@@ -271,6 +271,7 @@ def test_a_grammar_that_explodes_elsewhere_gives_masks_here(source: str) -> None
     ("source", "message"),
     [
         ("root ::= " + "(" * 200 + '"a"' + ")" * 200, "more than 100 groups inside each other"),
+        ('root ::= "a"' + "?" * 200, "100 repetitions of each other"),
         (
             "root ::= r300\nr0 ::= root [a]\n"
             + "\n".join(f'r{i} ::= r{i - 1} "a" root | "b"' for i in range(1, 301)),
