@@ -20,8 +20,8 @@ class OutOfPatience(Exception):
 class Patience:
     """For one operation: so many seconds of processor time, rests in between, and an end.
 
-    With `rests`, a thread that works for long sleeps now and then, for as long as it worked, so
-    that another one that does short work is not kept waiting for the interpreter each time.
+    With `rests`, a thread that works for long sleeps now and then, for twice as long as it worked,
+    so that another one that does short work is not kept waiting for the interpreter each time.
     `cancel` may be called from any thread.
     """
 
@@ -56,7 +56,7 @@ class Patience:
         if self.seconds is not None and now - self._started_at > self.seconds:
             raise OutOfPatience(f"it takes more than {self.seconds} s of processor time")
         if self._rests and now - self._rested_at > _STRETCH_SECONDS:
-            time.sleep(now - self._rested_at)
+            time.sleep(2 * (now - self._rested_at))
             self._rested_at = time.thread_time()
 
     def acquire(self, lock: threading.Lock) -> None:

@@ -30,6 +30,7 @@ from palmette.protocol import (
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent, request_for_prefix
 from palmette.runtime.kv.frozen import read_frozen, write_frozen
+from palmette.runtime.memory import keep_pauses_short
 from palmette.runtime.metrics import EngineStats
 
 if TYPE_CHECKING:
@@ -316,6 +317,7 @@ def _serve(
     started: Future[Engine],
 ) -> None:
     """The engine's thread: commands between steps, events to whoever asked."""
+    keep_pauses_short()
     try:
         engine = make()
     except BaseException as error:

@@ -39,7 +39,8 @@ class Following:
     def __init__(self, num_threads: int = _NUM_THREADS) -> None:
         self._num_threads = num_threads
         self._threads: ThreadPoolExecutor | None = None
-        self._under_way: dict[str, tuple[Future[Step], Patience]] = {}
+        self._under_way: dict[str, tuple[Future[tuple[Step, float]], Patience]] = {}
+        self._slow: set[str] = set()  # requests whose last job took long
         self._seconds_left = _SECONDS_PER_ROUND
 
     @property
@@ -56,7 +57,7 @@ class Following:
         if request_id in self._under_way:
             raise RuntimeError(f"request {request_id} is being followed already")
         seconds = min(_SECONDS_AT_ONCE, self._seconds_left)
-        if seconds > 0:
+        if seconds > 0 and request_id not in self._slow:
             patience = Patience(seconds)
             try:
                 with patient(patience):
@@ -67,6 +68,7 @@ class Following:
                 self._seconds_left -= patience.seconds_spent
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._num_threads, "palmette-follow")
+        self._slow.add(request_id)
         patience = Patience(rests=True)
         self._under_way[request_id] = self._threads.submit(_carry_out, job, patience), patience
         return None
@@ -79,7 +81,10 @@ class Following:
             future, _ = self._under_way.pop(name)
             error = future.exception()
             if error is None:
-                found.append(Found(name, future.result()))
+                step, seconds = future.result()
+                found.append(Found(name, step))
+                if seconds < _SECONDS_AT_ONCE:
+                    self._slow.discard(name)
             elif isinstance(error, Exception):
                 found.append(Found(name, error=error))
             else:
@@ -92,6 +97,7 @@ class Following:
 
     def give_up(self, request_id: str) -> None:
         """The request has ended: its job, if there is one, ends soon, and nobody hears of it."""
+        self._slow.discard(request_id)
         future, patience = self._under_way.pop(request_id, (None, None))
         if future is not None and patience is not None:
             patience.cancel()
@@ -105,6 +111,7 @@ class Following:
             self._threads.shutdown(wait=True)
 
 
-def _carry_out(job: Job, patience: Patience) -> Step:
+def _carry_out(job: Job, patience: Patience) -> tuple[Step, float]:
+    """What the job finds, and the processor time it takes."""
     with patient(patience):
-        return job()
+        return job(), patience.seconds_spent
