@@ -232,6 +232,8 @@ class RadixCache:
         lease.move(end, match.page_ids)
         if tail_node is not None and match.tail is not None:
             lease.hold_tail(tail_node, match.tail)
+        else:  # the one held, if any, was of other tokens
+            lease.drop_tail()
         self.deliver_events()
         return lease.num_tokens - num_before
 

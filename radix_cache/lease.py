@@ -113,7 +113,7 @@ class Lease:
 
     @property
     def tail(self) -> Tail | None:
-        """The tail held besides, until `drop_tail`."""
+        """The tail held besides, until `drop_tail`, or until there is more in its place."""
         return self._tail
 
     @property
@@ -149,10 +149,12 @@ class Lease:
         return self._cache.append(self, token_ids, page_ids)
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Hold what the tree has by now behind the pages held; returns how many tokens more.
+        """Hold what the tree has by now behind the whole pages held; returns how many tokens more.
 
-        `token_ids` from the first one on. For a sequence that waits while another computes the
-        same prompt. O(tokens behind the pages held).
+        `token_ids` from the first one on; they begin with those of the whole pages held. For a
+        sequence that waits while another computes the same prompt. Where they go on otherwise than
+        the tail held does, or end within it, the rest of that tail is held no more: what is
+        returned is negative then. O(tokens behind the pages held).
         """
         return self._cache.advance(self, token_ids)
 

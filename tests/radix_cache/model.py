@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from palmette.radix_cache import (
     Lease,
@@ -435,17 +436,26 @@ class Model:
         self.publish(running, tail=False)
 
     def do_late_lease(self) -> None:
-        """A match made some time ago: leased as it was, or refused."""
+        """A match made some time ago: leased as it was, or refused since some of it is gone."""
         if not self.matches:
             return
         match = self.matches.pop(self.random.randrange(len(self.matches)))
+        key = match.found.key[: match.num_tokens]
         try:
             lease = self.cache.lease(match)
         except StaleMatch:
+            whole, num_tail_tokens, tails = self.expected_match(key, match.namespace)
+            there_is = (whole, num_tail_tokens, tails)
+            tail = match.tail
+            # Where two pages begin with the tail's tokens, either may be found the second time.
+            assert len(tails) > 1 or there_is != (
+                list(match.page_ids),
+                tail.num_tokens if tail else 0,
+                {tail.page_id} if tail else set(),
+            )
             return
         assert lease.page_ids == match.page_ids
         assert lease.tail == match.tail
-        key = match.found.key[: match.num_tokens]
         self.check_match(self.cache.match(key, match.namespace), key)
         for place, page_id in enumerate(match.page_ids):
             end = (place + 1) * self.page_size
@@ -499,15 +509,15 @@ class Model:
         ]
         key = self.random.choice(keys or [running.token_ids[:start]]) + self.random_key()
         before = lease.num_tokens
-        whole, num_tail_tokens, _ = self.expected_match(key, lease.namespace)
-        old_tail, old_pages = lease.tail, lease.page_ids
+        whole, num_tail_tokens, tails = self.expected_match(key, lease.namespace)
         assert lease.advance(key) == lease.num_tokens - before
         assert list(lease.page_ids) == whole
         if num_tail_tokens:
             assert lease.tail is not None
             assert lease.tail.num_tokens == num_tail_tokens
+            assert lease.tail.page_id in tails
         else:
-            assert lease.tail == (old_tail if lease.page_ids == old_pages else None)
+            assert lease.tail is None
         running.token_ids = key[: lease.num_pages * self.page_size]
 
     def do_logprobs(self) -> None:
@@ -527,7 +537,8 @@ class Model:
 
     def do_misuse(self) -> None:
         """A refused call changes nothing."""
-        for page_id in [*self.tree, self.cache.pages.num_pages, -1][:3]:
+        num_pages = self.cache.pages.num_pages
+        for page_id in [*islice(self.tree, 3), num_pages, num_pages + 5, -1, -num_pages]:
             before = self.cache.num_available
             for act in (
                 lambda p=page_id: self.cache.pages.free([p]),

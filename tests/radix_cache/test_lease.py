@@ -201,6 +201,28 @@ def test_a_waiting_sequence_takes_up_what_another_published_since(cache: RadixCa
     waiting.release()
 
 
+def test_advancing_by_other_tokens_lets_the_old_tail_go(cache: RadixCache) -> None:
+    insert(cache, tokens(1, 6))
+    lease = cache.match_and_lease(tokens(1, 6))
+    assert lease.tail is not None
+    assert lease.advance([1, 2, 3, 4, 9, 9]) == -2
+    assert (lease.num_tokens, lease.tail) == (4, None)
+    assert cache.evict(100) == 1  # nothing holds the tail
+    lease.release()
+
+
+def test_advancing_by_fewer_tokens_shortens_the_tail(cache: RadixCache) -> None:
+    insert(cache, tokens(1, 7))
+    lease = cache.match_and_lease(tokens(1, 7))
+    assert lease.advance([*tokens(1, 6), 9]) == -1
+    assert lease.tail is not None
+    assert lease.tail.num_tokens == 2
+    assert cache.evict(100) == 0
+    assert lease.advance(tokens(1, 4)) == -2
+    assert lease.tail is None
+    lease.release()
+
+
 def test_leases_keep_namespaces_apart(cache: RadixCache) -> None:
     lease = cache.match_and_lease([], Namespace(salt="a"))
     pages = cache.allocate(1)
