@@ -14,7 +14,7 @@ from palmette.grammar.json_schema.rules import ArrayRule, Count, Values
 from palmette.grammar.json_schema.schemas import ANYTHING, CANONICAL, NOTHING, Key, key_of
 from palmette.grammar.structures import Counter, Items, Part, Punctuation
 
-# Values that are counted one by one where no two items may be equal.
+# Values that are counted one by one where no two items may be equal and some have parts.
 _MAX_DISTINCT = 64
 
 
@@ -63,11 +63,10 @@ class Arrays:
         unique = next((rule.unique for rule in rules if rule.unique), None)
         is_unique = unique is not None and (high is None or high > 1)
         if unique is not None and is_unique:
-            listed = self._distinct(keys, rest, counts, low, high, unique)
-            if listed is not None:
-                return listed
-            keys = [self._written_once(key, unique) for key in keys]
-            rest = None if rest is None else self._written_once(rest, unique)
+            if any(map(self._may_have_parts, [*keys, *([] if rest is None else [rest])])):
+                return self._distinct(keys, rest, counts, low, high, unique)
+            keys = [(*key, CANONICAL) for key in keys]
+            rest = None if rest is None else (*rest, CANONICAL)
         return Items(
             punctuation=self._punctuation,
             prefix=tuple(self._parts(key, i, counts, pointer) for i, key in enumerate(keys)),
@@ -78,15 +77,9 @@ class Arrays:
             is_unique=is_unique,
         )
 
-    def _written_once(self, key: Key, unique: str) -> Key:
-        """The key of the same values, each in one spelling only."""
-        if any(self._logic.conjunctions(key, kind) for kind in ("array", "object")):
-            raise UnsupportedGrammar(
-                "'uniqueItems' is not supported for items that may be arrays or objects",
-                feature="uniqueItems",
-                pointer=unique,
-            )
-        return (*key, CANONICAL)
+    def _may_have_parts(self, key: Key) -> bool:
+        """Whether a value may be an array or an object."""
+        return any(self._logic.conjunctions(key, kind) for kind in ("array", "object"))
 
     def _parts(
         self, key: Key, index: int, counts: Sequence[Count], pointer: str
@@ -102,15 +95,20 @@ class Arrays:
         low: int,
         high: int | None,
         unique: str,
-    ) -> Items[Key] | None:
-        """Each value is a kind of its own that may come once; None if they are not a few."""
+    ) -> Items[Key]:
+        """Each value is a kind of its own that may come once."""
         places = [*keys, *([] if rest is None else [rest])]
         values: dict[object, Json] = {}
         allowed: list[list[object]] = []
         for key in places:
             listed = self._values(key)
             if listed is None:
-                return None
+                raise UnsupportedGrammar(
+                    "'uniqueItems' is not supported for items that may be arrays or objects, "
+                    "unless all are listed",
+                    feature="uniqueItems",
+                    pointer=unique,
+                )
             allowed.append([identity(value) for value in listed])
             values.update((identity(value), value) for value in listed)
         index_of = {same: len(counts) + i for i, same in enumerate(values)}

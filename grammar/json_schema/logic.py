@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
 from palmette.grammar.errors import (
-    GrammarError,
     GrammarTooComplex,
     InvalidGrammar,
     UnsupportedGrammar,
@@ -181,6 +180,11 @@ class Logic:
         }
         if len(formulas) < 2:
             return list(formulas.items())
+        always = [index for index, formula in formulas.items() if formula is True]
+        if always:  # none of the others holds alone
+            others = (claims[index].opposite for index in formulas if index != always[0])
+            none = all_of(self.formula(claim, kind) for claim in others)
+            return [] if len(always) > 1 else [(always[0], none)]
         rivals = self._rivals(formulas, kind)
         return [
             (
@@ -565,7 +569,7 @@ class Logic:
         self._depth += 1
         try:
             result = all(self._is_void_for(self.formula_of(key, kind), kind) for kind in ALL_TYPES)
-        except (_NotKnownYetError, GrammarError):
+        except (_NotKnownYetError, InvalidGrammar, UnsupportedGrammar):
             return False  # not known, or refused if it is ever needed
         finally:
             self._depth -= 1
@@ -621,7 +625,7 @@ class Logic:
         steps = 0
         while pending:
             case = pending.pop()
-            self.store.spend(8)
+            self.store.spend(8 + len(case.choices) + len(case.leaves))
             steps += 1
             if steps > 8 * self._max_cases:
                 raise GrammarTooComplex(f"more than {self._max_cases} combinations of branches")
@@ -693,13 +697,16 @@ class Logic:
 
     def _admit_members(self, case: _Case, rule: ObjectRule) -> bool:
         """Whether every required member still has a value."""
+        touched = case.required if rule.is_wide else case.required.keys() & rule.members.keys()
         changed: dict[str, list[Claim]] = {
-            name: [*key, *self.claims_on(rule, name)] for name, key in case.required.items()
+            name: [*case.required[name], *self.claims_on(rule, name)] for name in touched
         }
         case.rules.append(rule)
         for name in rule.required:
             if name not in case.required:
-                changed[name] = [c for each in case.rules for c in self.claims_on(each, name)]
+                speaking = [each for each in case.rules if each.is_wide or name in each.members]
+                changed[name] = [c for each in speaking for c in self.claims_on(each, name)]
+        self.store.spend(len(changed) + len(case.rules) * len(rule.required) // 8)
         for name, claims in changed.items():
             key = key_of(claims)
             if key is None:
@@ -731,7 +738,7 @@ class Logic:
         self._depth += 1
         try:
             return not self._is_void_for(all_of((one, other)), kind)
-        except (_NotKnownYetError, GrammarError):
+        except (_NotKnownYetError, InvalidGrammar, UnsupportedGrammar):
             return True
         finally:
             self._depth -= 1
@@ -767,7 +774,7 @@ class Logic:
                 yield case if number < _QUICK_CASES else None
                 if number == _QUICK_CASES:
                     return
-        except (_NotKnownYetError, GrammarError):
+        except (_NotKnownYetError, InvalidGrammar, UnsupportedGrammar):
             yield None
         finally:
             self._depth -= 1

@@ -72,13 +72,17 @@ class ObjectRule:
         )
 
     @property
+    def is_wide(self) -> bool:
+        """Whether it may speak of members that it does not name."""
+        return bool(self.patterns or self.others is not ANYTHING or self.names is not ANYTHING)
+
+    @property
     def about(self) -> tuple[str, Claim] | None:
         """The one member that must be there, and what is claimed of it, if that is all."""
         if len(self.required) != 1 or self.low or self.high is not None or self.demands:
             return None
         name = self.required[0]
-        is_more = self.patterns or self.others is not ANYTHING or self.names is not ANYTHING
-        if is_more or self.members.keys() - {name}:
+        if self.is_wide or self.members.keys() - {name}:
             return None
         return name, self.members.get(name, ANYTHING)
 
