@@ -11,6 +11,7 @@ import pytest
 
 import palmette as pm
 from tests.examples.conftest import LoadExample
+from tests.grammar import test_hf
 from tests.runtime.server.harness import live
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,16 +49,17 @@ def the_block(note: str) -> Block:
 PROGRAM = "the program of examples/quickstart.py"
 OUTPUT = "the output of examples/quickstart.py"
 SERVER = "needs the server"
+TRANSFORMERS = "with a tokenizer and a model of transformers"
 
 
-def run_block(block: Block) -> None:
+def run_block(block: Block, **names: object) -> None:
     code = compile(block.text, f"README.md, line {block.line}", "exec", dont_inherit=True)
-    exec(code, {"__name__": "readme"})
+    exec(code, {"__name__": "readme", **names})
 
 
 def test_every_python_block_is_run_by_a_test() -> None:
     notes = [block.note for block in blocks("python")]
-    assert set(notes) <= {"", PROGRAM, SERVER}
+    assert set(notes) <= {"", PROGRAM, SERVER, TRANSFORMERS}
     assert "" in notes
     assert blocks("pycon")
 
@@ -75,6 +77,11 @@ def test_the_sessions_of_the_stand_alone_libraries_print_what_they_show() -> Non
     results = doctest.DocTestRunner().run(session)
     assert results.failed == 0
     assert results.attempted > 15
+
+
+def test_transformers_writes_what_the_grammar_allows(capsys: pytest.CaptureFixture[str]) -> None:
+    run_block(the_block(TRANSFORMERS), tokenizer=test_hf.tokenizer(), model=test_hf.model())
+    assert capsys.readouterr().out in ('"yes"\n', '"no"\n', '"maybe"\n')
 
 
 def test_the_first_program_runs_and_is_the_quickstart(
