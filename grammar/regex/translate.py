@@ -182,7 +182,7 @@ class _Asserting:
             lambda c: store.alternation(
                 store.sequence(self._leading(term, c, frozenset(group)), rest)
                 for rest, group in groups.items()
-                if rest is not store.empty
+                if rest != store.empty
             )
         )
 
@@ -190,7 +190,7 @@ class _Asserting:
         """What of the term leads from the context to one of the group."""
         store = self._store
         ends_here = context in group
-        if term.kind == store.epsilon.kind:
+        if term == store.epsilon:
             return term if ends_here else store.empty
         reached = self._reached(context)
         if reached <= group:
