@@ -2,9 +2,10 @@ r"""Reads the grammar notation of the Lark parser: rules in lower case, TERMINAL
 
 A text is accepted if characters can be dealt out to terminals and terminals to rules in some way,
 as Lark's Earley parser does with its `dynamic_complete` lexer: no match is preferred for being
-longer or first. What is ignored may stand any number of times before the first terminal and after
-every one; a string or pattern in a rule is a terminal too. `?`, `!`, aliases and priorities shape
-trees or choose among them, which changes nothing about what is accepted.
+longer or first. Only a terminal with a lazy repetition, such as `/".*?"/`, ends where it first can,
+which is what it is written for. What is ignored may stand any number of times before the first
+terminal and after every one; a string or pattern in a rule is a terminal too. `?`, `!`, aliases and
+priorities shape trees or choose among them, which changes nothing about what is accepted.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from palmette.grammar.ebnf.nodes import (
     Words,
     choice,
     inside_out,
+    items_of,
     sequence,
 )
-from palmette.grammar.ebnf.patterns import Patterns
+from palmette.grammar.ebnf.patterns import Patterns, is_lazy
 from palmette.grammar.ebnf.text import Reader, placed
 from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGrammar
 from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term
 
 
 def read_lark(source: str, store: TermStore, start: str | None = None) -> Grammar:
@@ -97,6 +100,7 @@ class _Lark(Reader):
         self._rules: dict[str, Node] = {}
         self._references: list[tuple[str, int, bool]] = []  # name, where, whether in a terminal
         self._ignored: list[Node] = []
+        self._lazy: set[Node] = set()  # patterns in terminals
         self._templates: dict[str, _Template] = {}
         self._uses: list[_Use] = []
         self._arguments = _NO_ARGUMENTS  # of the instance that is being read
@@ -114,9 +118,10 @@ class _Lark(Reader):
             if start in self._templates:
                 raise InvalidGrammar(f"the template '{start}' cannot be where a text begins")
             raise InvalidGrammar(f"there is no rule '{start}' to begin with")
-        self._rules[_IGNORED] = Repeat(choice(self._ignored), 0, None)
         self._check_references()
         self._check_terminals()
+        self._end_lazy_terminals()
+        self._rules[_IGNORED] = Repeat(choice(self._ignored), 0, None)
         if self._ignored:
             first = f"{start}, and before it what is ignored"
             self._rules[first] = Sequence((Reference(_IGNORED), Reference(start)))
@@ -439,9 +444,15 @@ class _Lark(Reader):
                 raise self.invalid("missing '/'", at)
             flags = self._flags("imslux")
             try:
-                return Terminal(self._patterns.term(found[1], flags))
+                node = Terminal(self._patterns.term(found[1], flags))
             except GrammarError as error:
                 raise placed(error, self.where(at)) from None
+            if not is_lazy(found[1]):
+                return node
+            if not self._is_terminal:
+                return Terminal(self._patterns.first_end(node.term))
+            self._lazy.add(node)
+            return node
         text, flags = self._quoted()
         if not self.looks_at("..") or self.looks_at("..."):
             return self._patterns.any_case(text) if "i" in flags else Words((text.encode(),))
@@ -500,6 +511,54 @@ class _Lark(Reader):
         for names in components(calls):
             if len(names) > 1 or names[0] in calls[names[0]]:
                 raise InvalidGrammar(f"the terminal '{names[0]}' refers to itself")
+
+    def _end_lazy_terminals(self) -> None:
+        """A terminal with a lazy repetition in it, or in one that it is made of, ends as soon as
+        it can.
+        """
+        terms: dict[Node, Term] = {}  # of terminals and all in them
+        lazy = set(self._lazy)
+
+        def read(root: Node) -> None:
+            pending = [root]
+            while pending:
+                node = pending[-1]
+                inner = (self._rules[node.name],) if isinstance(node, Reference) else items_of(node)
+                unknown = [item for item in inner if item not in terms]
+                if node not in terms and unknown:
+                    pending += unknown
+                    continue
+                pending.pop()
+                if node not in terms:
+                    terms[node] = self._term(node, [terms[item] for item in inner])
+                    if any(item in lazy for item in inner):
+                        lazy.add(node)
+
+        if not lazy:
+            return
+        roots = {name: root for name, root in self._rules.items() if _is_terminal(name)}
+        for root in (*roots.values(), *self._ignored):
+            read(root)
+        for name, root in roots.items():
+            if root in lazy:
+                self._rules[name] = Terminal(self._patterns.first_end(terms[root]))
+        self._ignored = [
+            Terminal(self._patterns.first_end(terms[root])) if root in lazy else root
+            for root in self._ignored
+        ]
+
+    def _term(self, node: Node, inner: list[Term]) -> Term:
+        store = self.store
+        store.spend()
+        if isinstance(node, Words):
+            return store.words(node.texts)
+        if isinstance(node, Terminal):
+            return node.term
+        if isinstance(node, Choice):
+            return store.alternation(inner)
+        if isinstance(node, Repeat):
+            return store.repeat(inner[0], node.low, node.high)
+        return store.sequence(*inner)
 
 
 def _is_terminal(name: str) -> bool:

@@ -70,6 +70,17 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
     ('start: "ab" C\nC: "c" "d"\n%ignore " "', ["abcd", " ab  cd ", "ab cd"], ["a b cd", "abc d"]),
     ('start: a*\na: "x"\n%ignore /[ \\n]/\n%ignore "#" /[^\\n]/*', ["", " #x", "x#x\n x"], ["xy"]),
     ("start: \n%ignore /-+/", ["", "---"], ["a"]),
+    # A lazy repetition ends where it first can, also as a part of a larger terminal.
+    ('start: /".*?"/ A?\nA: "x"', ['"a"', '""x'], ['"a"b"', '"a']),
+    ('start: C+\nC: "/*" B "*/"\nB: /(.|\\n)*?/', ["/**/", "/* a\n*//***/"], ["/* */ */", "/*/"]),
+    ('start: "a"\n%ignore /<.*?>/', ["<>a<b>"], ["<a>>a", "a<"]),
+    (r"start: /[*?]?\??[?]+/", ["??", "*?", "???"], ["*", "x"]),
+    # Looking back inside of a terminal.
+    (
+        r'start: /".*?(?<!\\)(\\\\)*?"/',
+        ['""', r'"a\"b"', r'"\\"'],
+        [r'"\"', '"a"b"'],
+    ),
     # Templates.
     (
         'start: list{NAME, ","} "." list{pair{NAME, "="}, ";"}\nlist{x, sep}: x (sep x)*\n'
@@ -96,6 +107,19 @@ def test_a_grammar_accepts_its_texts_and_no_others(
     grammar = compile_lark(source)
     assert [text for text in accepted if not accepts(grammar, text)] == []
     assert [text for text in rejected if accepts(grammar, text)] == []
+
+
+# Lark builds no parser for a comment in a verbose pattern or a line that ends inside brackets.
+COMPARED = [each for each in TABLE if "remark" not in each[0] and "\n  ) " not in each[0]]
+
+
+@pytest.mark.parametrize(("source", "accepted", "rejected"), COMPARED)
+def test_the_same_texts_are_accepted_by_lark_itself(
+    source: str, accepted: list[str], rejected: list[str]
+) -> None:
+    parser = oracle(source)
+    assert [text for text in accepted if not parses(parser, text)] == []
+    assert [text for text in rejected if parses(parser, text)] == []
 
 
 @pytest.mark.parametrize("sample", [ARITHMETIC, SQL_LIKE], ids=["arithmetic", "sql"])
@@ -199,6 +223,8 @@ def test_a_malformed_grammar_is_refused_with_its_place(source: str, message: str
         ("%import python.NAME\nstart: NAME", "importing from 'python'"),
         ("start: /a(?=b)/", "looking around"),
         (r"start: /a\b/", "looking around"),
+        (r"start: /(?<!a)b/", "looking around"),
+        (r"start: /a?(?<!a)b/", "looking around"),
         ("start: /^a/", "anchor"),
         (r"start: /(a)\1/", "back-reference"),
         ("start: /a/l", "locale"),
