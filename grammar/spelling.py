@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from palmette.grammar.codepoints import ANY, CodePoints
@@ -40,12 +42,13 @@ class Utf8:
     def __init__(self, store: TermStore) -> None:
         self.store = store
         self._known: dict[CodePoints, Term] = {}
+        self._written: dict[_Written, Term] = {}
 
     def one_of(self, characters: CodePoints) -> Term:
         term = self._known.get(characters)
         if term is None:
             forms = [
-                _positional(self.store, characters.between(low, high), 0, digits)
+                _positional(self.store, characters.between(low, high), digits, self._written)
                 for low, high, digits in _UTF8_FORMS
             ]
             term = self._known[characters] = self.store.alternation(forms)
@@ -70,6 +73,7 @@ class JsonString:
         self.is_canonical = canonical
         self._plain = Utf8(store)
         self._known: dict[CodePoints, Term] = {}
+        self._written: dict[_Written, Term] = {}
         self.any_text = store.repeat(store.mark_character(self.one_of(ANY)), 0, None)
 
     def one_of(self, characters: CodePoints) -> Term:
@@ -103,8 +107,8 @@ class JsonString:
             (
                 self._plain.one_of(characters - _NEEDS_ESCAPE),
                 store.sequence(_bytes(store, b"\\"), store.byte_set(short)),
-                _positional(store, basic, 0, _BASIC_ESCAPE),
-                _positional(store, beyond, 0, _SURROGATE_ESCAPES),
+                _positional(store, basic, _BASIC_ESCAPE, self._written),
+                _positional(store, beyond, _SURROGATE_ESCAPES, self._written),
             )
         )
 
@@ -147,14 +151,36 @@ class JsonString:
         return self.store.lexeme(self.store.sequence(quote, content, quote))
 
 
-def _positional(
-    store: TermStore, ranges: Sequence[tuple[int, int]], place: int, digits: tuple[_Digit, ...]
-) -> Term:
-    """The numbers in `ranges`, written in the digits from `place` on; sorted, disjoint ranges."""
-    if not ranges:
-        return store.empty
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    """Numbers in the digits of a notation, from some place on: byte sets and what follows each.
+
+    No steps: nothing more is to be written.
+    """
+
+    steps: tuple[tuple[bytes, int, _Written], ...]
+
+
+_Ranges = tuple[tuple[int, int], ...]
+_END = _Written(())
+_FEW_RANGES = 32  # of a set that is remembered
+
+
+def _written(ranges: _Ranges, place: int, digits: tuple[_Digit, ...]) -> _Written:
+    """The numbers in `ranges`, in the digits from `place` on; sorted, disjoint, not empty."""
     if place == len(digits):
-        return store.epsilon
+        return _END
+    if len(ranges) > _FEW_RANGES:
+        return _write(ranges, place, digits)
+    return _remembered(ranges, place, digits)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(ranges: _Ranges, place: int, digits: tuple[_Digit, ...]) -> _Written:
+    return _write(ranges, place, digits)
+
+
+def _write(ranges: _Ranges, place: int, digits: tuple[_Digit, ...]) -> _Written:
     unit = 1
     for digit in digits[place + 1 :]:
         unit *= digit.base
@@ -165,16 +191,47 @@ def _positional(
             start = value * unit
             rest = (max(low - start, 0), min(high - start, unit - 1))
             after.setdefault(value, []).append(rest if unit > 1 else full)
-    values: dict[tuple[tuple[int, int], ...], int] = {}
+    values: dict[_Ranges, int] = {}
     here = digits[place]
     for value, rests in after.items():
         key = tuple(rests)
         values[key] = values.get(key, 0) | here.bits(value, value)
-    prefix = [_bytes(store, here.prefix[i : i + 1]) for i in range(len(here.prefix))]
-    return store.alternation(
-        store.sequence(*prefix, store.byte_set(bits), _positional(store, rests, place + 1, digits))
-        for rests, bits in values.items()
+    return _Written(
+        tuple(
+            (here.prefix, bits, _written(rests, place + 1, digits))
+            for rests, bits in values.items()
+        )
     )
+
+
+def _positional(
+    store: TermStore,
+    ranges: Sequence[tuple[int, int]],
+    digits: tuple[_Digit, ...],
+    known: dict[_Written, Term],
+) -> Term:
+    """The numbers in `ranges`, which are sorted and disjoint, written in the digits."""
+    if not ranges:
+        return store.empty
+
+    def spell(written: _Written) -> Term:
+        if written is _END:
+            return store.epsilon
+        term = known.get(written)
+        if term is None:
+            term = known[written] = store.alternation(
+                [
+                    store.sequence(
+                        *(_bytes(store, prefix[i : i + 1]) for i in range(len(prefix))),
+                        store.byte_set(bits),
+                        spell(rest),
+                    )
+                    for prefix, bits, rest in written.steps
+                ]
+            )
+        return term
+
+    return spell(_written(tuple(ranges), 0, digits))
 
 
 def _plainest(code_point: int) -> bytes:
@@ -184,7 +241,8 @@ def _plainest(code_point: int) -> bytes:
     return f"\\u{code_point:04x}".encode()
 
 
-def _spellings(code_point: int) -> set[bytes]:
+@lru_cache(maxsize=1024)
+def _spellings(code_point: int) -> frozenset[bytes]:
     """Every way to write one character inside a JSON string."""
     character = chr(code_point)
     spellings = {character.encode()} if code_point not in _NEEDS_ESCAPE else set()
@@ -196,7 +254,7 @@ def _spellings(code_point: int) -> set[bytes]:
         prefix = "\\u" if i % 4 == 0 else ""
         cases = {digit, digit.upper()}
         escapes = [written + prefix + case for written in escapes for case in cases]
-    return spellings | {escape.encode() for escape in escapes}
+    return frozenset(spellings) | {escape.encode() for escape in escapes}
 
 
 def _bytes(store: TermStore, byte: bytes) -> Term:
