@@ -5,8 +5,8 @@ refused by name.
 
 - ``ecma``: as JSON Schema asks for, with the flag u: a pattern is made of code points. The classes
   ``\\d`` and ``\\w`` are ASCII, ``\\s`` is Unicode's, the dot takes no line end, and ``$`` matches
-  at the very end. Tolerated because people write it: escapes of any punctuation, octal escapes and
-  lone braces as in web browsers, groups and inline flags as in Python (``(?P<n>a)``, ``(?i)``,
+  at the very end. Tolerated because people write it: escapes of any punctuation, octal escapes
+  (``\\012``) and lone braces as in web browsers, groups and inline flags as in Python (``(?P<n>a)``, ``(?i)``,
   ``(?#c)``), ``\\A``, ``\\Z`` and ``\\z``. Flags: i, m, s.
 - ``python``: as `re` reads a `str`. The classes are Unicode's unless the flag a is given, the dot
   takes anything but a line feed, and ``$`` also matches before a line feed at the end. Flags: a, i,
@@ -121,7 +121,6 @@ class _Parser:
         self._is_python = syntax == "python"
         self._syntax = syntax
         self._flags = flags
-        self._num_groups: int | None = None
 
     def parse(self) -> Node:
         node = self._choice()
@@ -347,20 +346,9 @@ class _Parser:
         return Characters(self._escaped_set(start))
 
     def _is_octal(self, start: int) -> bool:
-        """Whether digits after a backslash, outside a class, are an octal escape."""
+        """Whether digits after a backslash, outside a class, are an octal escape of Python."""
         digits = self._text[start + 1 : start + 4]
-        if self._is_python:
-            return bool(re.fullmatch("[0-3][0-7][0-7]", digits))
-        number = re.compile("[0-9]+").match(self._text, start + 1)
-        assert number
-        return len(number[0]) > 6 or int(number[0]) > self._count_groups()
-
-    def _count_groups(self) -> int:
-        """How many groups of the whole pattern can be referred to."""
-        if self._num_groups is None:
-            bare = re.sub(r"\\.|\[\^?(?:\\.|[^\]\\])*\]", "", self._text, flags=re.DOTALL)
-            self._num_groups = len(re.findall(r"\((?!\?)|\(\?P?<[^=!]", bare))
-        return self._num_groups
+        return self._is_python and bool(re.fullmatch("[0-3][0-7][0-7]", digits))
 
     def _escaped_set(self, start: int) -> CodePoints:
         """What the escape whose backslash is at `start` stands for, in and outside a class."""
