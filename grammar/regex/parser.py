@@ -6,8 +6,8 @@ refused by name.
 - ``ecma``: as JSON Schema asks for, with the flag u: a pattern is made of code points. The classes
   ``\\d`` and ``\\w`` are ASCII, ``\\s`` is Unicode's, the dot takes no line end, and ``$`` matches
   at the very end. Tolerated because people write it: escapes of any punctuation, octal escapes
-  (``\\012``) and lone braces as in web browsers, groups and inline flags as in Python (``(?P<n>a)``, ``(?i)``,
-  ``(?#c)``), ``\\A``, ``\\Z`` and ``\\z``. Flags: i, m, s.
+  (``\\012``) and lone braces as in web browsers, groups and inline flags as in Python
+  (``(?P<n>a)``, ``(?i)``, ``(?#c)``), ``\\A``, ``\\Z`` and ``\\z``. Flags: i, m, s.
 - ``python``: as `re` reads a `str`. The classes are Unicode's unless the flag a is given, the dot
   takes anything but a line feed, and ``$`` also matches before a line feed at the end. Flags: a, i,
   m, s, u, x.
