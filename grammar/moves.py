@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 
+_MOST_KNOWN = 1 << 17  # answers of one object or array that are remembered
+
 Left = tuple[Counter, ...]
 _State = tuple[int, int, Left]  # place, members that came (or, past all places, groups given up)
 
@@ -243,6 +245,8 @@ class Moves(ABC, Generic[V]):
         known = self._known
         if state in known:
             return known[state]
+        if len(known) > _MOST_KNOWN:
+            known.clear()
         pending = [state]
         while pending:
             here = pending[-1]

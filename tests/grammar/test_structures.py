@@ -543,3 +543,31 @@ def test_undeclared_names_that_must_differ_do() -> None:
     plan = grammar.planner.plan(grammar.start)
     assert plan is not None
     assert text_of(vocabulary, plan) == b'{"":1,"a":1}'
+
+
+def test_a_comma_is_not_allowed_once_every_value_has_come() -> None:
+    store = new_store()
+    marks = punctuation(store)
+    rest = (Part(store.words([b"1"])),)
+    grammar = compiled(store, store.array(Items(punctuation=marks, rest=rest, is_unique=True)))
+    matcher = grammar.matcher()
+    for byte in b"[1]":
+        mask = mask_of(matcher, vocabulary)
+        assert not mask[256 + MORE.index(b"1,")]
+        np.testing.assert_array_equal(mask, brute_force_mask(matcher, vocabulary))
+        assert matcher.accept(byte)
+    assert matcher.is_finished
+
+
+def test_kinds_that_share_a_maximum_are_weighed_together() -> None:
+    store = new_store()
+    kinds = [(b"1", (0,)), (b"22", (0, 1)), (b"55555", ())]
+    shape = Items(
+        punctuation=punctuation(store),
+        rest=tuple(Part(store.words([text]), counters) for text, counters in kinds),
+        counters=(Counter(0, 2), Counter(0, 2)),
+        min_items=4,
+    )
+    term = store.array(shape)
+    assert store.min_bytes(term) == len("[1,1,55555,55555]")
+    assert len(compiled(store, term).planner.plan(term) or ()) <= len("[1,1,55555,55555]")
