@@ -10,7 +10,7 @@ from palmette.grammar.json_schema.keywords import ALL_TYPES
 from palmette.grammar.json_schema.logic import Logic
 from palmette.grammar.json_schema.numbers import NumberRule
 from palmette.grammar.json_schema.objects import kinds_of
-from palmette.grammar.json_schema.rules import ArrayRule, Count, Values
+from palmette.grammar.json_schema.rules import ArrayRule, Count, Values, merged
 from palmette.grammar.json_schema.schemas import ANYTHING, CANONICAL, NOTHING, Key, key_of
 from palmette.grammar.structures import Counter, Items, Part, Punctuation
 
@@ -158,11 +158,8 @@ class Arrays:
                 elif kind == "boolean":
                     candidates = [False, True]
                 elif kind == "number":
-                    merged = NumberRule()
-                    for rule in case:
-                        assert isinstance(rule, NumberRule)
-                        merged &= rule
-                    candidates = merged.values(_MAX_DISTINCT)
+                    numbers = [rule for rule in case if isinstance(rule, NumberRule)]
+                    candidates = merged(numbers).values(_MAX_DISTINCT)
                 if candidates is None:
                     return None
                 found += (

@@ -29,6 +29,7 @@ from palmette.grammar.json_schema.rules import (
     Pattern,
     Rule,
     Values,
+    merged,
 )
 from palmette.grammar.json_schema.schemas import (
     ANYTHING,
@@ -601,11 +602,8 @@ class Logic:
                 all(self.rule_holds(rule, value) for rule in rules) for value in shortest.values
             )
         if kind == "number":
-            merged = NumberRule()
-            for rule in rules:
-                assert isinstance(rule, NumberRule)
-                merged &= rule
-            return merged.bounds.is_empty
+            numbers = [rule for rule in rules if isinstance(rule, NumberRule)]
+            return merged(numbers).bounds.is_empty
         string = StringRule()
         for rule in rules:
             if isinstance(rule, StringRule):

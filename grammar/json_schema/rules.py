@@ -129,3 +129,11 @@ class ArrayRule:
 
 
 Rule = Values | NumberRule | StringRule | ObjectRule | ArrayRule
+
+
+def merged(rules: Iterable[NumberRule]) -> NumberRule:
+    """One rule that says what all of them say."""
+    found = NumberRule()
+    for rule in rules:
+        found &= rule
+    return found

@@ -27,13 +27,16 @@ from palmette.grammar.json_schema.languages import Languages
 from palmette.grammar.json_schema.logic import Conjunction, Logic
 from palmette.grammar.json_schema.numbers import NumberRule, number_term
 from palmette.grammar.json_schema.objects import Objects
-from palmette.grammar.json_schema.rules import ArrayRule, ObjectRule, Values
+from palmette.grammar.json_schema.rules import ArrayRule, ObjectRule, Values, merged
 from palmette.grammar.json_schema.schemas import CANONICAL, Key, Schemas, key_of
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.moves import Cheapest
 from palmette.grammar.structures import Items, Members, Order, Punctuation
 from palmette.grammar.terms import Term
 
+# Numbers of so many cases or more are listed one by one, if each case has at most so many.
+_MANY_CASES = 8
+_LISTED_NUMBERS = 1000
 _MAX_PLAIN_DIGITS = 300  # of a number that is written out without an exponent
 
 
@@ -128,7 +131,13 @@ class Shapes:
     def _add_shapes(
         self, key: Key, kind: Type, pointer: str, literals: list[Json], shapes: list[Shape]
     ) -> None:
-        for case in self.logic.conjunctions(key, kind):
+        cases = self.logic.conjunctions(key, kind)
+        if kind == "number" and len(cases) > _MANY_CASES:
+            listed = self._listed_numbers(cases)
+            if listed is not None:
+                literals += listed
+                return
+        for case in cases:
             lists = [rule for rule in case if isinstance(rule, Values)]
             if lists or kind in ("null", "boolean"):
                 literals += self._literals(case, lists, kind)
@@ -153,12 +162,20 @@ class Shapes:
             if all(self.logic.rule_holds(rule, value) for rule in others)
         ]
 
+    def _listed_numbers(self, cases: Sequence[Conjunction]) -> list[Json] | None:
+        """The numbers of all cases, if they are a few each."""
+        found: list[Json] = []
+        for case in cases:
+            numbers = [rule for rule in case if isinstance(rule, NumberRule)]
+            values = merged(numbers).values(_LISTED_NUMBERS)
+            if values is None or len(numbers) < len(case):
+                return None
+            found += values
+        return found
+
     def _scalar(self, case: Conjunction, kind: Type, *, canonical: bool) -> Term:
         if kind == "number":
-            number_rule = NumberRule()
-            for rule in case:
-                assert isinstance(rule, NumberRule)
-                number_rule &= rule
+            number_rule = merged([rule for rule in case if isinstance(rule, NumberRule)])
             known = self._numbers.get((number_rule, canonical))
             if known is None:
                 term = number_term(self._store, number_rule, canonical=canonical)
