@@ -55,6 +55,11 @@ class GrammarCompiler:
         self._compiled: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def machine(self) -> MachineName:
+        """What carries the grammars: "native" or "python"."""
+        return self._machine.name
+
     def compile_regex(
         self, pattern: str, *, syntax: RegexSyntax = "ecma", flags: str = ""
     ) -> CompiledGrammar:

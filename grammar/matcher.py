@@ -52,21 +52,36 @@ class Matcher:
             automaton = grammar.automaton
             return not automaton.has_moves(automaton.state_of(here.term))
 
-    def fill_mask(self, row: NDArray[np.bool_], *, budget: int | None = None) -> None:
+    def fill_mask(
+        self, row: NDArray[np.bool_] | NDArray[np.int32], *, budget: int | None = None
+    ) -> None:
         """Set `row[t]` to whether token `t` may come next.
 
-        `row` is bool [num_rows]. After any allowed token the text can be completed. With a
-        `budget`, it can be completed within that many tokens, the next one included and the stop
+        `row` is bool [num_rows], or int32 [ceil(num_rows / 32)], where bit `t % 32` of
+        `row[t // 32]` is that of token `t`. After any allowed token the text can be completed. With
+        a `budget`, it can be completed within that many tokens, the next one included and the stop
         token not; for a budget below what any completion needs, the way to the shortest one is
         left. Raises GrammarTooComplex if a limit is reached, and GrammarError if the vocabulary
         has no token to go on with.
         """
-        grammar = self._grammar
-        if row.shape != (grammar.vocabulary.num_rows,) or row.dtype != np.bool_:
+        num_rows = self._grammar.vocabulary.num_rows
+        num_words = -(-num_rows // 32)
+        shapes = {"bool": (num_rows,), "int32": (num_words,)}
+        is_flat = row.flags.c_contiguous and row.flags.writeable
+        if not is_flat or row.shape != shapes.get(str(row.dtype)):
             raise ValueError(
-                f"row must be bool [{grammar.vocabulary.num_rows}], "
+                f"row must be bool [{num_rows}] or int32 [{num_words}], contiguous and writable, "
                 f"got {row.dtype} {list(row.shape)}"
             )
+        if row.dtype == np.bool_:
+            self._fill(row.view(np.bool_), budget)
+            return
+        allowed: NDArray[np.bool_] = np.zeros(32 * num_words, bool)
+        self._fill(allowed[:num_rows], budget)
+        row[:] = np.packbits(allowed, bitorder="little").view("<i4")
+
+    def _fill(self, row: NDArray[np.bool_], budget: int | None) -> None:
+        grammar = self._grammar
         here = self._positions[-1]
         if here.has_stopped:
             row[:] = False

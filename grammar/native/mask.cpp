@@ -128,6 +128,12 @@ std::unique_ptr<Mask> MaskBuilder::build(Term* term) {
     };
     for (const Start& start : starts) {
         automaton_.enter(start.state);
+        if (start.state->is_barrier) {
+            const NodeIndex root = 0;
+            const NodeIndex* first = start.body ? start.body->exits.data() : &root;
+            barriers.insert(barriers.end(), first,
+                            first + (start.body ? start.body->num_open_exits : 1));
+        }
         if (!start.body) {
             automaton_.walk(vocabulary_, 0, start.state, visit);
             continue;

@@ -298,6 +298,7 @@ void Moves::index_wheres() {
 Moves::Cost Moves::cost(const State& state) {
     const auto found = known_.find(state);
     if (found != known_.end()) return found->second;
+    if (known_.size() > kMostKnown) known_.clear();
     std::vector<State> pending{state};
     while (!pending.empty()) {
         const State here = pending.back();
@@ -424,9 +425,37 @@ Moves::Cost Moves::direct_filler_cost(std::uint32_t given_up, const Left& left,
             return std::nullopt;
         }
     }
-    const auto found = direct(given_up, left);
-    if (found) return multiply(found->group->choice->num_bytes, found->times);
-    is_plain = false;
+    return greedy_cost(given_up, left, is_plain);
+}
+
+Moves::Cost Moves::greedy_cost(std::uint32_t given_up, const Left& left, bool& is_plain) const {
+    const auto num_lacking = std::count_if(left.begin(), left.end(),
+                                           [](const Counter& each) { return each.low > 0; });
+    is_plain = num_lacking == 1;
+    if (!is_plain) return std::nullopt;
+    const auto lacking = static_cast<std::uint32_t>(last_lacking(left));
+    const Count times = left[lacking].low;
+    Count missing = times;
+    Count total = 0;
+    CounterIndices are_short;
+    for (std::size_t group = given_up; group < groups_.size(); ++group) {
+        const Choice& choice = *groups_[group].choice;
+        if (!contains(choice.counters, lacking)) continue;
+        Count room = missing;
+        for (auto counter : choice.counters) {
+            const Count high = left[counter].high;
+            if (high == kUnbounded || high >= times) continue;
+            if (contains(are_short, counter)) {
+                is_plain = false;
+                return std::nullopt;
+            }
+            are_short.push_back(counter);
+            room = std::min(room, high);
+        }
+        total = add(total, multiply(room, choice.num_bytes));
+        missing -= room;
+        if (!missing) return total;
+    }
     return std::nullopt;
 }
 

@@ -255,6 +255,11 @@ class Moves {
         Count times;
     };
 
+    static constexpr std::size_t kMostKnown = std::size_t{1} << 17;
+
+    // The cost past all places if only one counter lacks something, and no two groups that move it
+    // are kept short by the same maximum: the cheapest groups, each as often as it may come.
+    Cost greedy_cost(std::uint32_t given_up, const Left& left, bool& is_plain) const;
     std::optional<Direct> direct(std::uint32_t given_up, const Left& left) const;
     Step filler_step(const Where& where, const Left& left);
     std::vector<Way> ways(const State& state) const;

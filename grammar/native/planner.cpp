@@ -197,6 +197,7 @@ std::vector<float> Planner::compute_needs(Term* term) {
     std::vector<NodeIndex> barriers;
     Term* start = store_.lenient(term);
     automaton_.enter(start);
+    if (start->is_barrier) barriers.push_back(0);
     automaton_.walk(vocabulary_, 0, start, [&](NodeIndex node, Term* after) {
         if (after->is_barrier) barriers.push_back(node);
         if (vocabulary_.node(node).has_token) reached.emplace_back(node, after);

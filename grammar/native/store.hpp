@@ -190,6 +190,10 @@ class Store {
     // The rest of a part that must not come twice, of which `text` is read.
     Term* capture(Moves& moves, const Where& where, std::int64_t place, Term* rest,
                   const std::string& text);
+    Term* keep_capture(Moves& moves, const Where& where, std::int64_t place, Term* rest,
+                       const std::string& text);
+    Term* at_or_barrier(Moves& moves, const Where& where);
+    Term* cheapest_after(Moves& moves, const Where& where, std::int64_t place);
     Term* unrepeated(Moves& moves, const Where& where, std::int64_t place, Term* rest);
     Term* after_text(Moves& moves, const Where& where, std::int64_t place);
     Pairs derive_capture(Term* term);

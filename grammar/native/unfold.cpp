@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <set>
 #include <tuple>
 
 #include "store.hpp"
@@ -149,7 +150,7 @@ std::vector<Term*> Store::items_at(ArrayMoves& moves, const Where& where, std::i
 std::vector<Term*> Store::values_at(Moves& moves, const Where& where, std::int64_t place) {
     std::vector<Term*> values;
     for (const auto& [choice, after] : moves.offers(where, place)) {
-        values.push_back(sequence(alternation(choice->values), at(&moves, after)));
+        values.push_back(sequence(alternation(choice->values), at_or_barrier(moves, after)));
     }
     return values;
 }
@@ -188,6 +189,11 @@ Term* Store::capture(Moves& moves, const Where& place_, std::int64_t place, Term
                      const std::string& text) {
     if (is_empty(rest)) return empty_;
     if (rest->kind == Kind::kEpsilon) return after_text(moves, place_.with_text(text), place);
+    return keep_capture(moves, place_, place, rest, text);
+}
+
+Term* Store::keep_capture(Moves& moves, const Where& place_, std::int64_t place, Term* rest,
+                          const std::string& text) {
     const Where* where = moves.keep(place_);
     std::uint64_t hash = reinterpret_cast<std::uintptr_t>(where) * 0x9E3779B97F4A7C15ULL;
     hash = (hash ^ static_cast<std::uint64_t>(place)) * 0xBF58476D1CE4E5B9ULL;
@@ -213,6 +219,7 @@ Term* Store::capture(Moves& moves, const Where& place_, std::int64_t place, Term
 
 // A part that must not come twice, and what follows; `where` and `place` as in a CAPTURE.
 Term* Store::unrepeated(Moves& moves, const Where& where, std::int64_t place, Term* rest) {
+    if (is_empty(rest)) return empty_;
     if (where.forgotten != 0) return capture(moves, where, place, rest, "");
     return sequence(rest, after_text(moves, where.with_forgotten(1), place));
 }
@@ -221,7 +228,39 @@ Term* Store::unrepeated(Moves& moves, const Where& where, std::int64_t place, Te
 // a name, whose value is still to come.
 Term* Store::after_text(Moves& moves, const Where& where, std::int64_t place) {
     const bool is_array = dynamic_cast<ArrayMoves*>(&moves) != nullptr;
-    return is_array ? at(&moves, where) : after_key(moves, where, place);
+    return is_array ? at_or_barrier(moves, where) : after_key(moves, where, place);
+}
+
+// What may follow at a place; a barrier if a forgotten text decides whether more may come.
+Term* Store::at_or_barrier(Moves& moves, const Where& where) {
+    if (!moves.is_distinct() || where.forgotten != 1) return at(&moves, where);
+    bool is_sure = false;
+    std::vector<Term*> values;
+    if (auto* array = dynamic_cast<ArrayMoves*>(&moves)) {
+        const auto place = array->place(where);
+        is_sure = !place;
+        if (place) {
+            for (const auto& offer : moves.offers(where, *place)) {
+                const auto& more = offer.first->values;
+                values.insert(values.end(), more.begin(), more.end());
+            }
+        }
+    } else {
+        auto& object = static_cast<ObjectMoves&>(moves);
+        const auto num_keys = static_cast<Count>(object.keys().size());
+        is_sure = !object.candidates(where, 0, num_keys).empty();
+        for (std::size_t i = 0; i < object.names().size(); ++i) {
+            if (!moves.offers(where, -1 - static_cast<std::int64_t>(i)).empty()) {
+                values.push_back(object.names()[i]);
+            }
+        }
+    }
+    if (values.empty() || is_sure) return at(&moves, where);
+    std::set<std::string> texts;
+    for (Term* value : values) {
+        for (auto& text : first_texts(less(value, where), 2)) texts.insert(std::move(text));
+    }
+    return texts.size() > 1 ? at(&moves, where) : keep_capture(moves, where, 0, epsilon_, "");
 }
 
 Term* Store::lenient(Term* term) {
@@ -356,6 +395,7 @@ std::vector<Term*> Store::shortest_steps(Term* term) {
     Moves& moves = *term->moves;
     const Where where = *term->where;
     if (term->kind == Kind::kCapture) {
+        if (term->item() == epsilon_) return {at(&moves, where)};
         return unrepeated_steps(moves, where, term->low, term->item(), *term->text);
     }
     if (!moves.is_distinct() || term->kind == Kind::kMember) return {shortest_step(term)};
@@ -380,10 +420,27 @@ std::vector<Term*> Store::unrepeated_steps(Moves& moves, const Where& where, std
     std::vector<Term*> steps;
     if (ends.size() < num_needed) return steps;
     for (const auto& end : ends) {
-        Term* after = after_text(moves, where.with_text(text + end), place);
+        Term* after = cheapest_after(moves, where.with_text(text + end), place);
         steps.push_back(sequence(literal(end), after));
     }
     return steps;
+}
+
+// What follows a part that must not come twice, without a choice; see `after_text`.
+Term* Store::cheapest_after(Moves& moves, const Where& where, std::int64_t place) {
+    if (dynamic_cast<ArrayMoves*>(&moves)) return at(&moves, where);
+    const Choice* best = nullptr;
+    Count least = 0;
+    Where then;
+    for (auto& [choice, after] : moves.offers(where, place)) {
+        const Count num_bytes = add(choice->num_bytes, moves.min_bytes(after).value_or(0));
+        if (best && num_bytes >= least) continue;
+        best = choice;
+        least = num_bytes;
+        then = std::move(after);
+    }
+    if (!best) throw TooComplex("an object cannot be completed");
+    return sequence(moves.marks().colon, sequence(best->values[0], at(&moves, then)));
 }
 
 Term* Store::shortest_step(Term* term) {
