@@ -235,13 +235,13 @@ def random_counters(rng: random.Random) -> tuple[Counter, ...]:
     return tuple(Counter(rng.randint(0, 2 if high is None else high), high) for high in highs)
 
 
-def random_parts(rng: random.Random, values: list[Any], num_counters: int) -> tuple[Part, ...]:
+def random_parts(rng: random.Random, values: list[Any], num_counters: int) -> tuple[Part[Any], ...]:
     chosen = rng.sample(range(len(values)), rng.randint(1, 2))
     moved = [tuple(i for i in range(num_counters) if rng.random() < 0.5) for _ in chosen]
     return tuple(Part(values[i], counters) for i, counters in zip(chosen, moved, strict=True))
 
 
-def random_object(rng: random.Random, store: Any) -> Members:
+def random_object(rng: random.Random, store: Any) -> Members[Any]:
     values, counters = values_of(store), random_counters(rng)
     keys = rng.sample([b'"a"', b'"ab"', b'"b"', b'"null"', b'"na"'], rng.randrange(5))
     quote = store.literal(b'"')
@@ -263,7 +263,7 @@ def random_object(rng: random.Random, store: Any) -> Members:
     )
 
 
-def random_array(rng: random.Random, store: Any) -> Items:
+def random_array(rng: random.Random, store: Any) -> Items[Any]:
     values, counters = values_of(store), random_counters(rng)
     least = rng.randrange(4)
     return Items(
