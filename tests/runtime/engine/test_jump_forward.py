@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ from palmette.protocol import (
 from palmette.runtime.config import EngineConfig
 from palmette.runtime.engine import Engine, ScoreEvent
 from palmette.runtime.testing import history_engine, tiny_model
-from palmette.runtime.tokenization import LoadedTokenizer
+from palmette.runtime.tokenization import LoadedTokenizer, load_tokenizer
 from tests.runtime.engine.test_engine import Outcome, greedy, run
 from tests.runtime.tokenization.tiny import byte_level, loaded, sentencepiece
 
@@ -159,6 +160,21 @@ def test_jumps_by_tokens_change_no_id(kind: str) -> None:
         outputs.append([outcome.token_ids for outcome in outcomes])
         assert (engine.stats().forced_tokens > 0) == jump_forward
     assert outputs[0] == outputs[1]
+
+
+def test_with_the_tokenizer_of_a_real_model_canonical_ids_are_its_own(smollm2: Path) -> None:
+    """Over random logits, which draw what no tokenizer would."""
+    words = load_tokenizer(smollm2)
+    config = EngineConfig.of({"num_pages": 256})
+    engine = Engine.assemble("tiny", tiny_model(vocab_rows=words.vocab_size), words, config)
+    outcomes = run(engine, *all_requests())
+    num_retaken = 0
+    for outcome in outcomes:
+        assert outcome.token_ids == words.encode(outcome.text)
+        usage = outcome.end.usage
+        assert usage is not None
+        num_retaken += usage.saved_passes != usage.forced_tokens
+    assert num_retaken > 0
 
 
 def test_canonical_ids_without_jumps_are_the_tokenizers_too() -> None:
