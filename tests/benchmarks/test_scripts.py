@@ -27,6 +27,7 @@ SMALLEST = growth.Sizes(
     tokens=(512, 1_024),
     branches=(1, 4),
     pages=(64, 128),
+    evicted=500,
     waiting=(4, 8),
     samples=8,
     repeats=1,
@@ -44,7 +45,7 @@ def test_growth_prints_every_panel_and_plots_the_same_file_for_the_same_figures(
     growth.main(["--plot", str(tmp_path / "1.svg"), "--json", str(figures)], SMALLEST)
     shown = capsys.readouterr().out
     data = json.loads(figures.read_text())
-    assert len(data["panels"]) == 8
+    assert len(data["panels"]) == 9
     for panel in data["panels"]:
         assert panel["title"] in shown
         for curve in panel["curves"]:
