@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from palmette.grammar.distinct import distinct_names
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar
 from palmette.grammar.json_schema.document import spell
 from palmette.grammar.json_schema.languages import Languages
@@ -35,8 +36,7 @@ class Objects:
         logic = self._logic
         demands = list(dict.fromkeys(demand for rule in rules for demand in rule.demands))
         required = dict.fromkeys(name for rule in rules for name in rule.required)
-        declared = dict.fromkeys(name for rule in rules for name in rule.members)
-        declared.update(required)
+        declared = _names_in(rules)
         members = []
         for name in declared:
             key = key_of(claim for rule in rules for claim in logic.claims_on(rule, name))
@@ -52,7 +52,7 @@ class Objects:
         low = max((rule.low for rule in rules), default=0)
         # A reader keeps the last of two members with one name, so that they count as one.
         is_counted = bool(demands) or low > len(required)
-        return Members(
+        shape = Members(
             punctuation=self._punctuation,
             members=tuple(members),
             names=tuple(self._undeclared(rules, demands, tuple(declared), is_counted, pointer)),
@@ -62,6 +62,11 @@ class Objects:
             order=self._order,
             has_distinct_names=is_counted,
         )
+        if not is_counted:
+            return shape
+        # It looks at the names only, which are terms already.
+        counted = distinct_names(cast("Members[Term]", shape), logic.store)
+        return cast("Members[Key]", counted)
 
     def _spelled(self, name: str, pointer: str) -> bytes:
         store = self._logic.store
@@ -124,6 +129,19 @@ class Objects:
     def _check(self, num_classes: int) -> None:
         if num_classes > _MAX_CLASSES:
             raise GrammarTooComplex(f"patterns that divide names into more than {_MAX_CLASSES}")
+
+
+def _names_in(rules: Sequence[ObjectRule]) -> dict[str, None]:
+    """The names that the rules speak of, as they come; properties before what is only required."""
+    properties = {name for rule in rules for name in rule.members}
+    names: dict[str, None] = {}
+    for rule in rules:
+        names.update(dict.fromkeys(rule.members))
+        names.update(dict.fromkeys(name for name in rule.required if name not in properties))
+    for rule in rules:
+        for demand in rule.demands:
+            names.update(dict.fromkeys(sorted(demand.outside.names)))
+    return names
 
 
 class _NameClass(NamedTuple):

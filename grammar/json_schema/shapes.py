@@ -32,7 +32,7 @@ from palmette.grammar.json_schema.schemas import CANONICAL, Key, Schemas, key_of
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.moves import Cheapest
 from palmette.grammar.structures import Items, Members, Order, Punctuation
-from palmette.grammar.terms import Term
+from palmette.grammar.terms import Kind, Term
 
 # Numbers of so many cases or more are listed one by one, if each case has at most so many.
 _MANY_CASES = 8
@@ -42,7 +42,7 @@ _MAX_PLAIN_DIGITS = 300  # of a number that is written out without an exponent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scalar:
-    """Values without parts, as a regular term that is not empty."""
+    """Values that need no others, as a term that is not empty."""
 
     term: Term
 
@@ -147,6 +147,8 @@ class Shapes:
                     shapes.append(Scalar(term))
             elif self._store.can_spell(b"[]{},:"):
                 shape = self._structure(case, kind, pointer)
+                if isinstance(shape, Items) and shape.is_unique:
+                    shape = self._distinct(shape)
                 if shape is not None:
                     shapes.append(shape)
 
@@ -191,6 +193,17 @@ class Shapes:
         if kind == "array":
             return self._arrays.shape([r for r in case if isinstance(r, ArrayRule)], pointer)
         return self._objects.shape([r for r in case if isinstance(r, ObjectRule)], pointer)
+
+    def _distinct(self, shape: Items[Key]) -> Scalar | None:
+        """An array of distinct scalars, whose texts must be known to tell whether they suffice."""
+
+        def term(key: Key) -> Term | None:
+            scalars = [each.term for each in self._shapes(key) if isinstance(each, Scalar)]
+            return self._store.alternation(scalars) if scalars else None
+
+        items = shape.with_values(term)
+        array = self._store.empty if items is None else self._store.array(items)
+        return None if array.kind == Kind.EMPTY else Scalar(array)
 
     def _literal_shapes(
         self, values: Sequence[Json], pointer: str, *, canonical: bool
