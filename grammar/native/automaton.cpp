@@ -46,7 +46,11 @@ Term* Automaton::step_capturing(Term* state, std::uint8_t byte) {
 
 void Automaton::fill_row(Term* state) {
     const Pairs& pairs = store_.parts(state);
-    for (const Pair& pair : pairs) enter(pair.after);
+    static const ByteSet plain = plain_bytes();
+    for (const Pair& pair : pairs) {
+        enter(pair.after);
+        if (pair.after == state) state->loops_on_plain = (pair.bits & plain) == plain;
+    }
     if (pairs.size() > kFewPairs && pairs.size() <= DenseRow::kNoPair) {
         auto dense = std::make_unique<DenseRow>();
         for (auto& each : dense->pair) each = DenseRow::kNoPair;

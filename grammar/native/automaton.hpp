@@ -66,11 +66,13 @@ class Automaton {
         return state && state->nullable;
     }
 
-    // Call `visit(node, state)` for every node below `node` that is reached alive from `state`.
-    template <class Visit>
-    void walk(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit visit) {
+    // Call `visit(node, state)` for every node below `node` that is reached alive from `state`, or
+    // `visit_below(node, state)` once for all nodes below one, where all of them lead to `state`.
+    template <class Visit, class VisitBelow>
+    void walk(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit visit,
+              VisitBelow visit_below) {
         if (node) {
-            walk_below(vocabulary, node, state, visit);
+            walk_below(vocabulary, node, state, visit, visit_below);
             return;
         }
         // The root has a child for most bytes, and few states allow most bytes.
@@ -80,17 +82,28 @@ class Automaton {
                 const NodeIndex child = vocabulary.root_child(byte);
                 if (!child) return;
                 visit(child, pair.after);
-                walk_below(vocabulary, child, pair.after, visit);
+                walk_below(vocabulary, child, pair.after, visit, visit_below);
             });
         }
     }
 
   private:
-    template <class Visit>
-    void walk_below(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit& visit) {
+    // Whether plain bytes lead from a state to itself.
+    bool loops_on_plain(Term* state) {
+        if (!state->has_row && !state->is_capturing) fill_row(state);
+        return state->loops_on_plain;
+    }
+
+    template <class Visit, class VisitBelow>
+    void walk_below(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit& visit,
+                    VisitBelow& visit_below) {
         const Node* nodes = vocabulary.nodes();
         const NodeIndex end = nodes[node].end;
         if (node + 1 == end) return;
+        if (nodes[node].is_plain_below && loops_on_plain(state)) {
+            visit_below(node, state);
+            return;
+        }
         const std::size_t above = nodes[node].depth;
         if (stack_.size() < vocabulary.max_depth() + std::size_t{1}) {
             stack_.resize(vocabulary.max_depth() + std::size_t{1});
@@ -108,7 +121,12 @@ class Automaton {
             }
             stack[here.depth - above] = after;
             visit(at, after);
-            ++at;
+            if (here.is_plain_below && loops_on_plain(after)) {
+                visit_below(at, after);
+                at = here.end;
+            } else {
+                ++at;
+            }
         }
     }
 

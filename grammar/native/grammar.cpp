@@ -190,11 +190,16 @@ std::vector<std::string> Matcher::extensions(std::string_view tail, std::size_t 
         const NodeIndex node = vocabulary.find(tail.substr(tail.size() - length));
         if (!node) continue;
         std::size_t num_found = 0;
-        grammar_.automaton().walk(vocabulary, node, term, [&](NodeIndex at, Term*) {
+        const auto find = [&](NodeIndex at) {
             if (!vocabulary.node(at).has_token || num_found >= limit) return;
             ++num_found;
             found.insert(vocabulary.path(at).substr(length));
-        });
+        };
+        grammar_.automaton().walk(
+            vocabulary, node, term, [&](NodeIndex at, Term*) { find(at); },
+            [&](NodeIndex above, Term*) {
+                for (NodeIndex at = above + 1; at < vocabulary.node(above).end; ++at) find(at);
+            });
     }
     std::vector<std::string> sorted(found.begin(), found.end());
     if (sorted.size() > limit) sorted.resize(limit);

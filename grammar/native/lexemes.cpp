@@ -148,6 +148,27 @@ Term* Lexemes::without_exclusion(Term* lexeme) {
     return store_.lexeme(store_.sequence(elements.data(), elements.size()));
 }
 
+// Until the closing byte has come, any number of characters that is not too large can be completed.
+std::optional<std::pair<Term*, Count>> Lexemes::without_counter(Term* lexeme) {
+    if (lexeme->kind != Kind::kLexeme || lexeme->is_searched) return std::nullopt;
+    auto elements = spine_of(lexeme->item());
+    const std::size_t count = elements.size();
+    if (count < 2) return std::nullopt;
+    const Term* close = elements[count - 1];
+    const bool is_byte =
+        close->kind == Kind::kBytes ||
+        (close->kind == Kind::kWords && close->high - close->low == 1 &&
+         close->suffix(close->low).size() == 1);
+    Term*& counter = elements[count - 2];
+    if (!is_byte || counter->kind != Kind::kRepeat || !counter->item()->is_character ||
+        is_open(counter)) {
+        return std::nullopt;
+    }
+    const Count most = counter->high == kUnbounded ? kMost : counter->high;
+    counter = store_.repeat(counter->item(), 0, kUnbounded);
+    return std::make_pair(store_.lexeme(store_.sequence(elements.data(), count)), most);
+}
+
 std::optional<std::pair<Term*, Term*>> Lexemes::without_words(Term* lexeme) {
     Term* inner = lexeme->kind == Kind::kLexeme ? lexeme->item() : lexeme;
     if (inner->kind != Kind::kBoth) return std::nullopt;

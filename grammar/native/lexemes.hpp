@@ -36,6 +36,9 @@ class Lexemes {
     Term* clamp(Term* term, Count num_bytes);
     // The lexeme as it would be if a finite number of words were not excluded from it, or null.
     Term* without_exclusion(Term* lexeme);
+    // The lexeme with its counter of characters opened, and how many it allows at most, if it has
+    // one that only a closing byte follows.
+    std::optional<std::pair<Term*, Count>> without_counter(Term* lexeme);
     // The lexeme without its exclusion of words, and these, if it has one.
     std::optional<std::pair<Term*, Term*>> without_words(Term* lexeme);
     std::uint64_t structure(Term* term, Structures& structures);

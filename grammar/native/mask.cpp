@@ -7,6 +7,7 @@ namespace palmette {
 
 namespace {
 
+constexpr std::size_t kFewTokens = 2000;     // are tried faster than the whole trie is walked
 constexpr std::size_t kBytesPerEntry = 200;  // a mask or body with its places in the caches
 
 }  // namespace
@@ -117,14 +118,21 @@ std::unique_ptr<Mask> MaskBuilder::build(Term* term) {
     }
     const std::uint32_t stamp = store_.next_stamp();
     std::vector<NodeIndex> barriers;
+    const auto end_at = [&](Term* after) {
+        if (after->stamp == stamp) return;
+        after->stamp = stamp;
+        mask->ends.push_back(after);
+    };
     const auto visit = [&](NodeIndex node, Term* after) {
         if (after->is_barrier) barriers.push_back(node);
         if (!vocabulary_.node(node).has_token) return;
         vocabulary_.for_each_token_at(node, [&](Token token) { tokens.add(token); });
-        if (after->stamp != stamp) {
-            after->stamp = stamp;
-            mask->ends.push_back(after);
-        }
+        end_at(after);
+    };
+    const auto visit_below = [&](NodeIndex node, Term* after) {
+        if (after->is_barrier) barriers.push_back(node);
+        vocabulary_.for_each_token_below(node, [&](Token token) { tokens.add(token); });
+        end_at(after);
     };
     for (const Start& start : starts) {
         automaton_.enter(start.state);
@@ -135,11 +143,11 @@ std::unique_ptr<Mask> MaskBuilder::build(Term* term) {
                             first + (start.body ? start.body->num_open_exits : 1));
         }
         if (!start.body) {
-            automaton_.walk(vocabulary_, 0, start.state, visit);
+            automaton_.walk(vocabulary_, 0, start.state, visit, visit_below);
             continue;
         }
         for (std::size_t i = 0; i < start.body->num_open_exits; ++i) {
-            automaton_.walk(vocabulary_, start.body->exits[i], start.state, visit);
+            automaton_.walk(vocabulary_, start.body->exits[i], start.state, visit, visit_below);
         }
     }
     mask->tokens = tokens.finish();
@@ -207,9 +215,12 @@ std::shared_ptr<const Body> MaskBuilder::body_of(Term* head) {
     const std::uint64_t structure = lexemes_.structure(clamped, shared_->structures());
     auto body = shared_->get(structure);
     if (!body) {
-        Term* base = lexemes_.without_exclusion(clamped);
-        if (base) {
+        const auto counted = lexemes_.without_counter(clamped);
+        if (Term* base = lexemes_.without_exclusion(clamped)) {
             body = narrow_body(clamped, base);
+        } else if (counted && vocabulary_.num_longer_tokens(counted->second, kFewTokens) <=
+                                  kFewTokens) {
+            body = counted_body(clamped, counted->first, counted->second);
         } else if (const auto split = lexemes_.without_words(clamped)) {
             body = body_without(clamped, split->first, split->second);
         } else {
@@ -226,12 +237,20 @@ std::shared_ptr<const Body> MaskBuilder::walk_body(Term* head) {
     auto body = std::make_shared<Body>();
     TokenSetBuilder tokens(vocabulary_.num_words());
     automaton_.enter(head);
-    automaton_.walk(vocabulary_, 0, head, [&](NodeIndex node, Term* after) {
+    const auto visit = [&](NodeIndex node, Term* after) {
         if (vocabulary_.node(node).has_token) {
             vocabulary_.for_each_token_at(node, [&](Token token) { tokens.add(token); });
         }
         if (after->nullable) body->exits.push_back(node);
-    });
+    };
+    const auto visit_below = [&](NodeIndex above, Term* after) {
+        vocabulary_.for_each_token_below(above, [&](Token token) { tokens.add(token); });
+        if (!after->nullable) return;
+        for (NodeIndex node = above + 1; node < vocabulary_.node(above).end; ++node) {
+            body->exits.push_back(node);
+        }
+    };
+    automaton_.walk(vocabulary_, 0, head, visit, visit_below);
     body->inside = tokens.finish();
     order_exits(*body);
     return body;
@@ -239,9 +258,25 @@ std::shared_ptr<const Body> MaskBuilder::walk_body(Term* head) {
 
 // The body of `base`, less the ends at which a word excluded from `head` is complete.
 std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base) {
+    return body_less(head, base, {});
+}
+
+// The body of `base`, less where a counter that it lacks would have too much or too little: too
+// little only at its ends, too much only in tokens with more bytes than that.
+std::shared_ptr<const Body> MaskBuilder::counted_body(Term* head, Term* base, Count most) {
+    automaton_.enter(head);
+    std::vector<Token> lost;
+    vocabulary_.for_each_longer_token(most, [&](Token token) {
+        if (!automaton_.step(head, vocabulary_.bytes_of(token))) lost.push_back(token);
+    });
+    return body_less(head, base, std::move(lost));
+}
+
+// The body of `base` less the ends at which `head` is not complete, and less `lost`.
+std::shared_ptr<const Body> MaskBuilder::body_less(Term* head, Term* base,
+                                                   std::vector<Token> lost) {
     const auto known = body_of(base);
     auto body = std::make_shared<Body>();
-    std::vector<Token> lost;
     automaton_.enter(head);
     for (NodeIndex node : known->exits) {
         if (automaton_.accepts(head, vocabulary_.path(node))) {

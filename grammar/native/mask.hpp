@@ -100,6 +100,8 @@ class MaskBuilder {
     std::shared_ptr<const Body> body_of(Term* head);
     std::shared_ptr<const Body> walk_body(Term* head);
     std::shared_ptr<const Body> narrow_body(Term* head, Term* base);
+    std::shared_ptr<const Body> counted_body(Term* head, Term* base, Count most);
+    std::shared_ptr<const Body> body_less(Term* head, Term* base, std::vector<Token> lost);
     std::shared_ptr<const Body> body_without(Term* head, Term* base, Term* words);
     void order_exits(Body& body) const;
 

@@ -198,13 +198,24 @@ std::vector<float> Planner::compute_needs(Term* term) {
     Term* start = store_.lenient(term);
     automaton_.enter(start);
     if (start->is_barrier) barriers.push_back(0);
-    automaton_.walk(vocabulary_, 0, start, [&](NodeIndex node, Term* after) {
+    std::vector<std::pair<NodeIndex, Term*>> reached_below;
+    const auto visit = [&](NodeIndex node, Term* after) {
         if (after->is_barrier) barriers.push_back(node);
         if (vocabulary_.node(node).has_token) reached.emplace_back(node, after);
-    });
+    };
+    const auto visit_below = [&](NodeIndex node, Term* after) {
+        if (after->is_barrier) barriers.push_back(node);
+        reached_below.emplace_back(node, after);
+    };
+    automaton_.walk(vocabulary_, 0, start, visit, visit_below);
     for (const auto& [node, after] : reached) {
         const auto need = static_cast<float>(num_tokens(after));
         vocabulary_.for_each_token_at(
+            node, [&](Token token) { needs[static_cast<std::size_t>(token)] = need; });
+    }
+    for (const auto& [node, after] : reached_below) {
+        const auto need = static_cast<float>(num_tokens(after));
+        vocabulary_.for_each_token_below(
             node, [&](Token token) { needs[static_cast<std::size_t>(token)] = need; });
     }
     if (!barriers.empty()) {

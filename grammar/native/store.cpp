@@ -673,7 +673,7 @@ void Store::sweep() {
             continue;
         }
         term->is_marked = false;
-        term->is_state = term->has_row = false;
+        term->is_state = term->has_row = term->loops_on_plain = false;
         term->has_form = term->has_parts = term->parts_are_form = false;
         Pairs().swap(term->form);
         Pairs().swap(term->own_parts);

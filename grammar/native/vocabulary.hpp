@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "byte_set.hpp"
+#include "count.hpp"
 
 namespace palmette {
 
@@ -23,8 +24,14 @@ struct Node {
     std::uint32_t first_token;
     std::uint16_t depth;
     std::uint8_t byte;  // how its parent reaches it
-    bool has_token;
+    bool has_token : 1;
+    bool is_plain_below : 1;  // all bytes of its subtree but its own are plain, and there are some
 };
+
+// The bytes that strings mostly consist of: printable ASCII without the quote and the backslash.
+inline ByteSet plain_bytes() {
+    return ByteSet::range(0x20, 0x7E) & ~ByteSet::of('"') & ~ByteSet::of('\\');
+}
 
 class Vocabulary {
   public:
@@ -87,6 +94,25 @@ class Vocabulary {
         for (std::uint32_t i = nodes_[index].first_token; i < end; ++i) function(tokens_[i]);
     }
 
+    // The tokens that end below a node.
+    template <class Function>
+    void for_each_token_below(NodeIndex index, Function function) const {
+        const std::uint32_t end = nodes_[nodes_[index].end].first_token;
+        for (std::uint32_t i = nodes_[index + 1].first_token; i < end; ++i) function(tokens_[i]);
+    }
+
+    // The tokens of more than `num_bytes` bytes.
+    template <class Function>
+    void for_each_longer_token(Count num_bytes, Function function) const {
+        for (Token token : by_length_) {
+            if (static_cast<Count>(bytes_of(token).size()) <= num_bytes) return;
+            function(token);
+        }
+    }
+
+    // How many these are, if at most `most`.
+    std::size_t num_longer_tokens(Count num_bytes, std::size_t most) const;
+
   private:
     static constexpr std::size_t kLongestToken = 60'000;
 
@@ -96,7 +122,8 @@ class Vocabulary {
     bool spells_every_text_ = false;
     std::vector<Node> nodes_;  // and one more, which ends the tokens of the last
     std::vector<NodeIndex> parents_;
-    std::vector<Token> tokens_;
+    std::vector<Token> tokens_;     // in the order of their bytes
+    std::vector<Token> by_length_;  // the longest first
     NodeIndex root_children_[256] = {};
     std::uint16_t max_depth_ = 0;
 };
