@@ -1,12 +1,11 @@
 """The machine of the grammar engine in C++; see grammar/native/."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from palmette.grammar import matcher, term_store, terms
+from palmette.grammar import term_store, terms
 
 # Stores and terms have the methods and attributes of those in Python that front ends use.
 

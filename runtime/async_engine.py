@@ -29,7 +29,7 @@ from palmette.protocol import (
 )
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine, EngineTokenizer, Event, ScoreEvent, request_for_prefix
-from palmette.runtime.kv.frozen import read_frozen, write_frozen
+from palmette.runtime.kv.frozen import check_writable, read_frozen, write_frozen
 from palmette.runtime.memory import keep_pauses_short
 from palmette.runtime.metrics import EngineStats
 
@@ -186,6 +186,7 @@ class AsyncEngine:
 
         Blocks until the file is there; the engine serves others meanwhile.
         """
+        check_writable(path)
         identity = self._engine.identity
         # As any other request, on a loop of its own: the caller's may wait for this very call.
         with ThreadPoolExecutor(1, thread_name_prefix="palmette-freeze") as thread:

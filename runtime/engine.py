@@ -46,6 +46,7 @@ from palmette.runtime.following import Following, Found, Job
 from palmette.runtime.kv.frozen import (
     FrozenPrefix,
     Identity,
+    check_writable,
     read_frozen,
     tokenizer_digest,
     write_frozen,
@@ -462,8 +463,10 @@ class Engine:
 
         What of it is not cached is computed first, by steps in which others go on too; their
         events come out of the next `step`. Raises InvalidRequest if the prefix could not be a
-        prompt, FrozenPrefixError if the file cannot be written.
+        prompt, FrozenPrefixError if the file cannot be written: before anything is computed where
+        `path` is a folder, a device or the like.
         """
+        check_writable(path)
         write_frozen(path, self.copy_prefix(token_ids), self.identity)
 
     def thaw(self, path: str | Path, *, pin: bool = True) -> int:

@@ -10,10 +10,12 @@ no byte that could change unnoticed. A file is written beside its place and then
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -88,12 +90,36 @@ class FrozenPrefix:
     keys_and_values: torch.Tensor
 
 
+def check_writable(path: str | Path) -> Path:
+    """Where a file at `path` would lie: links are followed.
+
+    Raises FrozenPrefixError where no file could be, or where something is that is none.
+    """
+    path = Path(path)
+    try:
+        # Of the path as it is given: the target of a link in /proc has no path of its own.
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        mode = None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise FrozenPrefixError(path, f"cannot be written: {why}") from error
+    if mode is not None and not stat.S_ISREG(mode):
+        why = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is no regular file"
+        raise FrozenPrefixError(path, f"cannot be written: {why}")
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FrozenPrefixError(path, f"cannot be written: {os.strerror(errno.ENOENT)}")
+    return target
+
+
 def write_frozen(path: str | Path, prefix: FrozenPrefix, identity: Identity) -> None:
     """Put the prefix into a file: all of it or, if that fails, nothing.
 
-    Raises FrozenPrefixError if the file cannot be written.
+    A file that is there is replaced, and so is what a link leads to. Raises FrozenPrefixError if
+    the file cannot be written.
     """
-    path = Path(path)
+    target = check_writable(path)
     tensors = {
         _IDS: torch.tensor(prefix.token_ids, dtype=torch.int64),
         _KV: prefix.keys_and_values.contiguous(),
@@ -106,7 +132,7 @@ def write_frozen(path: str | Path, prefix: FrozenPrefix, identity: Identity) -> 
         **asdict(identity),
     }
     try:
-        with _replacing(path) as written:
+        with _replacing(target) as written:
             save_file(tensors, written, metadata)
             header = _read_header(written)
             place = _CHECKSUM.search(header)

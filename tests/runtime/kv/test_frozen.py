@@ -288,6 +288,47 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+def test_what_is_no_file_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    """As /dev/null, which whoever may write there would otherwise replace."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent" / "prefix")
+    engine = tiny_engine()
+    for name, why in (
+        ("pipe", "it is no regular file"),
+        ("link", "it is no regular file"),
+        ("loop", "Too many levels of symbolic links"),
+        ("nowhere", "No such file or directory"),
+        (".", "Is a directory"),
+        ("a\0b", "embedded null byte"),
+    ):
+        with pytest.raises(FrozenPrefixError, match=f"cannot be written: {why}"):
+            engine.freeze(PREFIX, tmp_path / name)
+    assert engine.stats().computed_tokens == 0
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    with AsyncEngine.over(tiny_engine) as threaded:
+        with pytest.raises(FrozenPrefixError, match="it is no regular file"):
+            threaded.freeze(PREFIX, tmp_path / "pipe")
+        assert threaded.stats().computed_tokens == 0
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path: Path, is_there: bool) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "prefix", tmp_path / "link"
+    link.symlink_to(Path("folder") / "prefix")
+    if is_there:
+        target.write_bytes(b"of another time")
+    engine = tiny_engine()
+    engine.freeze(PREFIX, link)
+    assert link.is_symlink()
+    assert not target.is_symlink()
+    assert read_frozen(target, engine.identity).token_ids == PREFIX
+    assert [path.name for path in target.parent.iterdir()] == ["prefix"]
+
+
 def test_a_prefix_that_could_be_no_prompt_is_refused(tmp_path: Path) -> None:
     engine = tiny_engine(max_context=32)
     with pytest.raises(InvalidRequest, match="prompt has 62 tokens"):
