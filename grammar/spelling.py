@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from palmette.grammar.codepoints import ANY, CodePoints
 from palmette.grammar.term_store import TermStore
@@ -47,10 +47,7 @@ class Utf8:
     def one_of(self, characters: CodePoints) -> Term:
         term = self._known.get(characters)
         if term is None:
-            forms = [
-                _positional(self.store, characters.between(low, high), digits, self._written)
-                for low, high, digits in _UTF8_FORMS
-            ]
+            forms = [_term(self.store, each, self._written) for each in _utf8(characters)]
             term = self._known[characters] = self.store.alternation(forms)
         return term
 
@@ -59,22 +56,30 @@ class Utf8:
         return self.store.words(text.encode() for text in texts if not _SURROGATE.search(text))
 
 
+# How freely the characters of a JSON string may be escaped, see `JsonString`.
+Escapes = Literal["any", "plain", "canonical"]
+
+
 class JsonString:
     """The inside of a JSON string (RFC 8259, section 7).
 
-    A character may stand for itself, or be written in any escape that stands for it; a character
-    beyond U+FFFF as a pair of surrogate escapes, which counts as the one character it is. A lone
-    surrogate is no character and is never allowed. If it is canonical, a character is written in
-    one way only, and escaped only where it must be.
+    Any text has a spelling, whatever the `escapes`; these only say how many:
+
+    - `any`: a character stands for itself, or is written in any escape that stands for it, one
+      beyond U+FFFF in a pair of surrogate escapes, which counts as the one character it is.
+    - `plain`: the same, but printable ASCII is not escaped where it can stand for itself, except
+      that `/` may be `\\/`. So what a pattern spells out is written in one way.
+    - `canonical`: each character in one way only, escaped only where it must be.
+
+    A lone surrogate is no character and is never allowed.
     """
 
-    def __init__(self, store: TermStore, *, canonical: bool = False) -> None:
+    def __init__(self, store: TermStore, *, escapes: Escapes = "any") -> None:
         self.store = store
-        self.is_canonical = canonical
-        self._plain = Utf8(store)
+        self.escapes = escapes
         self._known: dict[CodePoints, Term] = {}
         self._written: dict[_Written, Term] = {}
-        self.any_text = store.repeat(store.mark_character(self.one_of(ANY)), 0, None)
+        store.mark_character(self.one_of(ANY))
 
     def one_of(self, characters: CodePoints) -> Term:
         term = self._known.get(characters)
@@ -84,51 +89,43 @@ class JsonString:
 
     def _spell(self, characters: CodePoints) -> Term:
         store = self.store
-        if self.is_canonical:
-            escaped = characters & _NEEDS_ESCAPE
-            return store.alternation(
-                (
-                    self._plain.one_of(characters - _NEEDS_ESCAPE),
-                    store.words(
-                        _plainest(code_point)
-                        for low, high in escaped.ranges
-                        for code_point in range(low, high + 1)
-                    ),
-                )
-            )
-        if len(characters.ranges) == 1 and characters.ranges[0][0] == characters.ranges[0][1]:
-            return store.words(_spellings(characters.ranges[0][0]))
-        short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
-        basic = characters.between(0, 0xFFFF)
-        beyond = [
-            (low - 0x10000, high - 0x10000) for low, high in characters.between(0x10000, _LAST)
-        ]
-        return store.alternation(
-            (
-                self._plain.one_of(characters - _NEEDS_ESCAPE),
-                store.sequence(_bytes(store, b"\\"), store.byte_set(short)),
-                _positional(store, basic, _BASIC_ESCAPE, self._written),
-                _positional(store, beyond, _SURROGATE_ESCAPES, self._written),
-            )
-        )
+        few = len(characters.ranges) <= _FEW_RANGES
+        forms = (_few_forms if few else _forms)(characters, self.escapes)
+        terms = [_term(store, written, self._written) for written in forms.written]
+        terms.append(store.words(forms.words))
+        if forms.short:
+            terms.append(store.sequence(_bytes(store, b"\\"), store.byte_set(forms.short)))
+        return store.alternation(terms)
 
     def texts(self, texts: Iterable[str]) -> Term:
         """One of the texts, in any of their spellings; texts with lone surrogates have none."""
         store = self.store
         spellable = [text for text in set(texts) if not _SURROGATE.search(text)]
-        if self.is_canonical:
+        if self.escapes == "canonical":
             return store.words(map(self.plainest, spellable))
-        # Texts with a common beginning share it: the open path of a trie, closed from its end.
+        if self.escapes == "plain":
+            several = [text for text in spellable if _NOT_PLAIN.search(text)]
+            if len(several) < len(spellable):
+                one = store.words(
+                    text.encode() for text in spellable if not _NOT_PLAIN.search(text)
+                )
+                return store.alternation((one, self._texts(several))) if several else one
+            spellable = several
+        return self._texts(spellable)
+
+    def _texts(self, texts: Sequence[str]) -> Term:
+        """Texts with a common beginning share it: the open path of a trie, closed from its end."""
+        store = self.store
         path: list[tuple[str, list[Term]]] = [("", [])]
 
         def close_to(depth: int) -> None:
             while len(path) > depth + 1:
                 character, branches = path.pop()
-                one = self.one_of(CodePoints(((ord(character), ord(character)),)))
+                one = self.one_of(_only(character))
                 path[-1][1].append(store.sequence(one, store.alternation(branches)))
 
         previous = ""
-        for text in sorted(spellable):
+        for text in sorted(texts):
             common = 0
             while common < min(len(text), len(previous)) and text[common] == previous[common]:
                 common += 1
@@ -204,34 +201,67 @@ def _write(ranges: _Ranges, place: int, digits: tuple[_Digit, ...]) -> _Written:
     )
 
 
-def _positional(
-    store: TermStore,
-    ranges: Sequence[tuple[int, int]],
-    digits: tuple[_Digit, ...],
-    known: dict[_Written, Term],
-) -> Term:
-    """The numbers in `ranges`, which are sorted and disjoint, written in the digits."""
-    if not ranges:
-        return store.empty
+def _term(store: TermStore, written: _Written, known: dict[_Written, Term]) -> Term:
+    if written is _END:
+        return store.epsilon
+    term = known.get(written)
+    if term is None:
+        term = known[written] = store.alternation(
+            [
+                store.sequence(
+                    *(_bytes(store, prefix[i : i + 1]) for i in range(len(prefix))),
+                    store.byte_set(bits),
+                    _term(store, rest, known),
+                )
+                for prefix, bits, rest in written.steps
+            ]
+        )
+    return term
 
-    def spell(written: _Written) -> Term:
-        if written is _END:
-            return store.epsilon
-        term = known.get(written)
-        if term is None:
-            term = known[written] = store.alternation(
-                [
-                    store.sequence(
-                        *(_bytes(store, prefix[i : i + 1]) for i in range(len(prefix))),
-                        store.byte_set(bits),
-                        spell(rest),
-                    )
-                    for prefix, bits, rest in written.steps
-                ]
-            )
-        return term
 
-    return spell(_written(tuple(ranges), 0, digits))
+def _utf8(characters: CodePoints) -> Iterator[_Written]:
+    """The characters as UTF-8, by the number of bytes."""
+    for low, high, digits in _UTF8_FORMS:
+        ranges = characters.between(low, high)
+        if ranges:
+            yield _written(tuple(ranges), 0, digits)
+
+
+class _Forms(NamedTuple):
+    """How a set of characters is written inside a JSON string."""
+
+    written: tuple[_Written, ...]
+    words: frozenset[bytes] = frozenset()
+    short: int = 0  # the bytes that may follow a backslash
+
+
+def _forms(characters: CodePoints, escapes: Escapes) -> _Forms:
+    if escapes == "canonical":
+        escaped = characters & _NEEDS_ESCAPE
+        return _Forms(
+            tuple(_utf8(characters - _NEEDS_ESCAPE)),
+            frozenset(_plainest(c) for low, high in escaped.ranges for c in range(low, high + 1)),
+        )
+    if len(characters.ranges) == 1 and characters.ranges[0][0] == characters.ranges[0][1]:
+        return _Forms((), _spellings(characters.ranges[0][0], escapes))
+    written = list(_utf8(characters - _NEEDS_ESCAPE))
+    escaped = characters if escapes == "any" else characters - _PLAIN
+    basic = escaped.between(0, 0xFFFF)
+    if basic:
+        written.append(_written(tuple(basic), 0, _BASIC_ESCAPE))
+    beyond = [(low - 0x10000, high - 0x10000) for low, high in escaped.between(0x10000, _LAST)]
+    if beyond:
+        written.append(_written(tuple(beyond), 0, _SURROGATE_ESCAPES))
+    short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
+    return _Forms(tuple(written), short=short)
+
+
+_few_forms = lru_cache(maxsize=4096)(_forms)
+
+
+@lru_cache(maxsize=1024)
+def _only(character: str) -> CodePoints:
+    return CodePoints(((ord(character), ord(character)),))
 
 
 def _plainest(code_point: int) -> bytes:
@@ -241,20 +271,21 @@ def _plainest(code_point: int) -> bytes:
     return f"\\u{code_point:04x}".encode()
 
 
-@lru_cache(maxsize=1024)
-def _spellings(code_point: int) -> frozenset[bytes]:
-    """Every way to write one character inside a JSON string."""
+def _spellings(code_point: int, escapes: Escapes) -> frozenset[bytes]:
+    """The ways to write one character inside a JSON string."""
     character = chr(code_point)
     spellings = {character.encode()} if code_point not in _NEEDS_ESCAPE else set()
     if code_point in _SHORT_ESCAPES:
         spellings.add(bytes([0x5C, _SHORT_ESCAPES[code_point]]))
+    if escapes == "plain" and code_point in _PLAIN:
+        return frozenset(spellings)
     units = character.encode("utf-16-be").hex()
-    escapes = [""]
+    escaped = [""]
     for i, digit in enumerate(units):
         prefix = "\\u" if i % 4 == 0 else ""
         cases = {digit, digit.upper()}
-        escapes = [written + prefix + case for written in escapes for case in cases]
-    return frozenset(spellings) | {escape.encode() for escape in escapes}
+        escaped = [written + prefix + case for written in escaped for case in cases]
+    return frozenset(spellings) | {each.encode() for each in escaped}
 
 
 def _bytes(store: TermStore, byte: bytes) -> Term:
@@ -275,7 +306,9 @@ def _hex(first: int = 0) -> Callable[[int, int], int]:
 
 _LAST = 0x10FFFF
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_PLAIN = re.compile(r"[^ !#-.0-\[\]-~]")  # a character with more than one plain spelling
 _NEEDS_ESCAPE = CodePoints.of([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
+_PLAIN = CodePoints.of([(0x20, 0x7E)]) - _NEEDS_ESCAPE
 _SHORT_ESCAPES = {
     ord(character): ord(escape)
     for character, escape in zip('"\\/\b\f\n\r\t', '"\\/bfnrt', strict=True)

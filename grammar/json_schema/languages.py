@@ -48,4 +48,4 @@ class Languages:
             return self.empty
         if canonical:
             return self._store.words(map(spell, texts))
-        return self._strings.spelling.quoted(self._strings.texts(texts))
+        return self._strings.listed(texts)

@@ -13,7 +13,7 @@ from palmette.grammar.json_schema.formats import PATTERNS, WIDER
 from palmette.grammar.limits import Limits
 from palmette.grammar.regex import full_match, parse_regex, search
 from palmette.grammar.regex.nodes import Node
-from palmette.grammar.spelling import JsonString
+from palmette.grammar.spelling import Escapes, JsonString
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term
 
@@ -37,6 +37,17 @@ class StringRule:
     excluded_formats: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it bounds nothing but the length."""
+        return not (
+            self.patterns
+            or self.formats
+            or self.excluded_patterns
+            or self.excluded_formats
+            or self.excluded
+        )
+
     def __and__(self, other: StringRule) -> StringRule:
         lengths = [n for n in (self.max_length, other.max_length) if n is not None]
         return StringRule(
@@ -51,14 +62,18 @@ class StringRule:
 
 
 class Strings:
-    """Makes the terms of string rules, quotes included."""
+    """Makes the terms of string rules, quotes included.
+
+    A text under no rule but bounds of its length may be spelled with all escapes of JSON. Under
+    patterns, formats or excluded texts the `plain` ones of `JsonString` are left: no text is lost,
+    and what a pattern spells out is forced.
+    """
 
     def __init__(self, store: TermStore) -> None:
         self.store = store
-        self.spelling = JsonString(store)
-        self._canonical: JsonString | None = None
+        self._spellings: dict[Escapes, JsonString] = {}
         self._known: dict[tuple[StringRule, bool], Term] = {}
-        self._languages: dict[tuple[bool, str, str], Term] = {}
+        self._languages: dict[tuple[Escapes, str, str], Term] = {}
 
     def term(self, rule: StringRule, *, canonical: bool = False) -> Term:
         """The JSON strings that the rule allows, perhaps none.
@@ -68,7 +83,9 @@ class Strings:
         key = (rule, canonical)
         term = self._known.get(key)
         if term is None:
-            term = self._known[key] = self._term(rule, self._spelling(canonical))
+            free: Escapes = "any" if rule.is_free else "plain"
+            spelling = self._spelling("canonical" if canonical else free)
+            term = self._known[key] = self._term(rule, spelling)
         return term
 
     def holds(self, rule: StringRule, text: str) -> bool:
@@ -81,34 +98,37 @@ class Strings:
             return False
         return (
             all(self.matches(pattern, pointer, text) for pattern, pointer in rule.patterns)
-            and all(self._accepts(self._format(name, self.spelling), text) for name in rule.formats)
+            and all(self._accepts(self._format(name, self._plain), text) for name in rule.formats)
             and not any(self.matches(*each, text) for each in rule.excluded_patterns)
             and not any(
-                self._accepts(self._wider_format(name, self.spelling), text)
+                self._accepts(self._wider_format(name, self._plain), text)
                 for name in rule.excluded_formats
             )
         )
 
     def matches(self, pattern: str, pointer: str, text: str) -> bool:
         """Whether the pattern, which stands at `pointer`, matches somewhere in the text."""
-        return self._accepts(self._pattern(pattern, pointer, self.spelling), text)
+        return self._accepts(self._pattern(pattern, pointer, self._plain), text)
 
-    def texts(self, texts: Iterable[str]) -> Term:
-        """The inside of a JSON string that stands for one of the texts, in any spelling.
+    def listed(self, texts: Iterable[str]) -> Term:
+        """The JSON strings that stand for one of the texts.
 
         One with a lone surrogate cannot be spelled and is left out.
         """
-        return self.spelling.texts(texts)
+        return self._plain.quoted(self._plain.texts(texts))
+
+    @property
+    def _plain(self) -> JsonString:
+        return self._spelling("plain")
 
     def _accepts(self, term: Term, text: str) -> bool:
-        return self.store.accepts(term, self.spelling.plainest(text))
+        return self.store.accepts(term, self._plain.plainest(text))
 
-    def _spelling(self, canonical: bool) -> JsonString:
-        if not canonical:
-            return self.spelling
-        if self._canonical is None:
-            self._canonical = JsonString(self.store, canonical=True)
-        return self._canonical
+    def _spelling(self, escapes: Escapes) -> JsonString:
+        spelling = self._spellings.get(escapes)
+        if spelling is None:
+            spelling = self._spellings[escapes] = JsonString(self.store, escapes=escapes)
+        return spelling
 
     def _term(self, rule: StringRule, spelling: JsonString) -> Term:
         store = self.store
@@ -156,7 +176,7 @@ class Strings:
         translate: Callable[[Node, JsonString], Term],
         spelling: JsonString,
     ) -> Term:
-        key = (spelling.is_canonical, kind, pattern)
+        key = (spelling.escapes, kind, pattern)
         term = self._languages.get(key)
         if term is None:
             is_format = kind == "format"
