@@ -20,7 +20,7 @@
     │   └── DownloadError                    what was fetched, and why it failed
     ├── EngineError
     │   ├── EngineStopped                    the engine was shut down, or its thread died
-    │   ├── CacheFull                        num_pages_needed, num_pages_left: no room to keep it
+    │   ├── CacheFull                        num_pages_needed, num_pages_left: no room is left
     │   └── RequestAborted                   aborted by the caller, a client's death, or a deadline
     └── ProgramError                         a program misused the language
         ├── PrimitiveFailed                  primitive, where, path; `__cause__` is the original
@@ -166,7 +166,9 @@ class EngineStopped(EngineError):
 
 
 class CacheFull(EngineError):
-    """The KV pool, or what of it may be pinned, has no room for a prefix that is to be kept."""
+    """The KV pool, or what of it may be pinned, has no room for a prefix that is to be kept, or,
+    since one was pinned meanwhile, none for a request any more.
+    """
 
     def __init__(self, message: str, *, num_pages_needed: int, num_pages_left: int) -> None:
         super().__init__(message)

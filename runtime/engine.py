@@ -16,6 +16,7 @@ import torch
 from typing_extensions import Unpack
 
 from palmette.errors import (
+    CacheFull,
     ConstraintError,
     EngineError,
     InvalidRequest,
@@ -585,11 +586,28 @@ class Engine:
         elif plan.wait_seconds is not None:
             self.idle_seconds = plan.wait_seconds
         elif plan.hopeless is not None:
-            self._fail(
-                plan.hopeless,
-                EngineError("the KV pool cannot hold the request, although nothing else runs"),
-            )
+            self._end_for_lack_of_pages(plan.hopeless)
         return self.take_events()
+
+    def _end_for_lack_of_pages(self, sequence: Sequence) -> None:
+        """The pool has come to have less room than when the request was submitted, as by a pin."""
+        if isinstance(sequence, GenerationSequence):
+            is_constrained = sequence.text is not None  # such a text is complete or none
+            if sequence.num_output_tokens and not is_constrained:
+                self._close(sequence, FinishReason.LENGTH)
+                return
+        kv = self._kv
+        num_needed = kv.num_pages_for(len(sequence.token_ids))
+        self._fail(
+            sequence,
+            CacheFull(
+                f"the request needs {num_needed} pages of {kv.page_size} tokens, and of the "
+                f"{kv.num_pages} of the KV pool {kv.num_pages - kv.num_available_pages} are "
+                "pinned: shorten the prompt, unpin prefixes, or enlarge the pool",
+                num_pages_needed=num_needed,
+                num_pages_left=kv.num_available_pages,
+            ),
+        )
 
     def _interrupted(self) -> None:
         for sequence in list(self._scheduler.running):

@@ -23,7 +23,14 @@ from palmette.errors import (
     RequestTooLarge,
     UnsupportedFeature,
 )
-from palmette.protocol import FinishReason, Request, SamplingParams, TokenEvent
+from palmette.protocol import (
+    Constraint,
+    FinishReason,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    TokenEvent,
+)
 from palmette.radix_cache import invariants
 from palmette.runtime.async_engine import AsyncEngine
 from palmette.runtime.config import EngineConfig
@@ -40,9 +47,16 @@ QUESTION = tuple(b"Which ship passed first?")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-def ask(engine: Engine, token_ids: tuple[int, ...], request_id: str = "ask") -> TokenEvent:
+def ask(
+    engine: Engine,
+    token_ids: tuple[int, ...],
+    request_id: str = "ask",
+    *,
+    max_tokens: int = GREEDY.max_tokens,
+) -> TokenEvent:
     """The whole answer, as one event."""
-    engine.submit(Request(request_id=request_id, token_ids=token_ids, sampling=GREEDY))
+    sampling = replace(GREEDY, max_tokens=max_tokens)
+    engine.submit(Request(request_id=request_id, token_ids=token_ids, sampling=sampling))
     ids: list[int] = []
     while engine.has_work:
         for event in engine.step():
@@ -433,6 +447,65 @@ def test_a_request_ends_for_its_length_where_only_pinned_pages_are_left(frozen: 
             engine.submit(Request(request_id="1", token_ids=prompt, salt=salt, sampling=long))
     engine.unpin_prefixes()
     assert length(QUESTION) == 40 * 4
+    check_ledger(engine)
+
+
+def events_until_idle(engine: Engine) -> list[TokenEvent]:
+    events: list[TokenEvent] = []
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, TokenEvent)
+            events.append(event)
+    return events
+
+
+def test_a_request_that_runs_while_a_prefix_is_pinned_ends_for_its_length() -> None:
+    engine = tiny_engine(page_size=4, num_pages=8)
+    prefix = engine.copy_prefix(PREFIX[:16])
+    engine.flush_cache()
+    long = SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True)
+    engine.submit(Request(request_id="1", token_ids=QUESTION[:3], sampling=long))
+    events = [*engine.step(), *engine.step(), *engine.step()]
+    engine.add_prefix(prefix)  # four of the eight pages
+    events += events_until_idle(engine)
+    last = events[-1]
+    assert isinstance(last, TokenEvent)
+    assert (last.finish_reason, last.error) == (FinishReason.LENGTH, None)
+    ids = [i for event in events if isinstance(event, TokenEvent) for i in event.token_ids]
+    assert len(QUESTION[:3]) + len(ids) == 4 * 4 + 1  # the last one was drawn and has no place
+    assert ids == list(ask(tiny_engine(), QUESTION[:3], max_tokens=len(ids)).token_ids)
+    check_ledger(engine)
+
+
+@pytest.mark.parametrize("is_score", [False, True])
+def test_a_request_without_output_for_which_a_pin_left_no_room_is_told_so(is_score: bool) -> None:
+    engine = tiny_engine(page_size=4, num_pages=8)
+    prefix = engine.copy_prefix(PREFIX[:16])
+    if is_score:
+        engine.submit(ScoreRequest(request_id="1", token_ids=QUESTION[:18], continuations=((1,),)))
+    else:
+        engine.submit(Request(request_id="1", token_ids=QUESTION[:18], sampling=GREEDY))
+    engine.add_prefix(prefix)
+    (event,) = engine.step()
+    assert isinstance(event.error, CacheFull)
+    assert "needs 5 pages of 4 tokens, and of the 8 of the KV pool 4 are pinned" in str(event.error)
+    assert not engine.has_work
+    check_ledger(engine)
+
+
+def test_a_constrained_text_for_which_a_pin_left_no_room_is_not_half_a_text() -> None:
+    engine = tiny_engine(page_size=4, num_pages=8)
+    prefix = engine.copy_prefix(PREFIX[:16])
+    sampling = replace(GREEDY, max_tokens=30)
+    constraint = Constraint(kind="regex", source="[a-z]{25}")
+    engine.submit(
+        Request(request_id="1", token_ids=(97,), sampling=sampling, constraint=constraint)
+    )
+    engine.step()
+    engine.add_prefix(prefix)
+    last = events_until_idle(engine)[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert isinstance(last.error, CacheFull)
     check_ledger(engine)
 
 
