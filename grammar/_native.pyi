@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from palmette.grammar import term_store, terms
+from palmette.grammar import recipes, term_store, terms
 
 # Stores and terms have the methods and attributes of those in Python that front ends use.
 
 class Term(terms.Term): ...
+class Recipe(recipes.Recipe): ...
 class TermStore(term_store.TermStore): ...
 
 class Vocabulary:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 from palmette.grammar.codepoints import ANY, CodePoints
+from palmette.grammar.recipes import RECIPES
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term, bits_of
 
@@ -78,7 +79,6 @@ class JsonString:
         self.store = store
         self.escapes = escapes
         self._known: dict[CodePoints, Term] = {}
-        self._written: dict[_Written, Term] = {}
         store.mark_character(self.one_of(ANY))
 
     def one_of(self, characters: CodePoints) -> Term:
@@ -88,10 +88,18 @@ class JsonString:
         return term
 
     def _spell(self, characters: CodePoints) -> Term:
-        store = self.store
-        few = len(characters.ranges) <= _FEW_RANGES
-        forms = (_few_forms if few else _forms)(characters, self.escapes)
-        terms = [_term(store, written, self._written) for written in forms.written]
+        ranges = characters.ranges
+        if len(ranges) > _FEW_RANGES:
+            return self._made(self.store, _forms(characters, self.escapes))
+        forms = _few_forms(characters, self.escapes)
+        if not forms.written:
+            return self._made(self.store, forms)
+        key = ("characters", ranges, self.escapes)
+        return RECIPES.term(self.store, key, lambda kitchen: self._made(kitchen, forms))
+
+    def _made(self, store: TermStore, forms: _Forms) -> Term:
+        written: dict[_Written, Term] = {}
+        terms = [_term(store, each, written) for each in forms.written]
         terms.append(store.words(forms.words))
         if forms.short:
             terms.append(store.sequence(_bytes(store, b"\\"), store.byte_set(forms.short)))

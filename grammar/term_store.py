@@ -14,6 +14,7 @@ from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
 from palmette.grammar.moves import ArrayMoves, ObjectMoves, Where, without_unspelled
 from palmette.grammar.patience import current_patience
+from palmette.grammar.recipes import Recipe, follow, recipe_of
 from palmette.grammar.structures import Items, Members
 from palmette.grammar.terms import (
     ALL_BYTES,
@@ -387,6 +388,17 @@ class TermStore:
         if rule is None:
             rule = self._rules[key] = make()
         return self.call(rule)
+
+    def recipe(self, term: Term) -> Recipe | None:
+        """How other stores make the term, which must be regular, or None if they cannot.
+
+        This store must not have been cleared. See `recipes.Recipes`.
+        """
+        return recipe_of(term, self.anything, self._characters)
+
+    def follow(self, recipe: Recipe) -> Term:
+        """The term of a recipe of a store with the same alphabet."""
+        return follow(recipe, self)
 
     def object(self, shape: Members[Term]) -> Term:
         """The objects of this shape; empty if there are none.

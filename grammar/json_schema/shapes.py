@@ -31,6 +31,7 @@ from palmette.grammar.json_schema.rules import ArrayRule, ObjectRule, Values, me
 from palmette.grammar.json_schema.schemas import CANONICAL, Key, Schemas, key_of
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.moves import Cheapest
+from palmette.grammar.recipes import RECIPES
 from palmette.grammar.structures import Items, Members, Order, Punctuation
 from palmette.grammar.terms import Kind, Term
 
@@ -180,8 +181,14 @@ class Shapes:
             number_rule = merged([rule for rule in case if isinstance(rule, NumberRule)])
             known = self._numbers.get((number_rule, canonical))
             if known is None:
-                term = number_term(self._store, number_rule, canonical=canonical)
-                known = self._numbers[number_rule, canonical] = self._store.lexeme(term)
+                known = RECIPES.term(
+                    self._store,
+                    ("number", number_rule, canonical),
+                    lambda kitchen: kitchen.lexeme(
+                        number_term(kitchen, number_rule, canonical=canonical)
+                    ),
+                )
+                self._numbers[number_rule, canonical] = known
             return known
         string_rule = StringRule()
         for rule in case:

@@ -11,6 +11,7 @@ from palmette.grammar.codepoints import ANY
 from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.json_schema.formats import PATTERNS, WIDER
 from palmette.grammar.limits import Limits
+from palmette.grammar.recipes import RECIPES
 from palmette.grammar.regex import full_match, parse_regex, search
 from palmette.grammar.regex.nodes import Node
 from palmette.grammar.spelling import Escapes, JsonString
@@ -83,10 +84,21 @@ class Strings:
         key = (rule, canonical)
         term = self._known.get(key)
         if term is None:
-            free: Escapes = "any" if rule.is_free else "plain"
-            spelling = self._spelling("canonical" if canonical else free)
-            term = self._known[key] = self._term(rule, spelling)
+            term = self._known[key] = self._made(rule, canonical)
         return term
+
+    def _made(self, rule: StringRule, canonical: bool) -> Term:
+        escapes: Escapes = "any" if rule.is_free else "plain"
+        if canonical:
+            escapes = "canonical"
+        if rule.patterns or rule.excluded_patterns or rule.excluded:
+            return self._term(rule, self._spelling(escapes))
+
+        def make(kitchen: TermStore) -> Term:
+            strings = Strings(kitchen)
+            return strings._term(rule, strings._spelling(escapes))
+
+        return RECIPES.term(self.store, ("string", rule, escapes), make)
 
     def holds(self, rule: StringRule, text: str) -> bool:
         """Whether the text is one of the rule's. One with a lone surrogate never is."""

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "mask.hpp"
+#include "recipe.hpp"
 
 namespace palmette {
 
@@ -516,6 +517,10 @@ void bind_store(py::module_& module) {
     });
     const auto all_bytes = number_of(ByteSet::all());
 
+    py::class_<Recipe, std::shared_ptr<Recipe>>(module, "Recipe",
+                                                "A regular term as data, for other stores.")
+        .def("__len__", &Recipe::size);
+
     py::class_<PythonStore>(module, "TermStore", setup,
                             "Makes terms, keeps equal ones equal, and derives them.")
         .def(py::init<py::object, py::object>(), py::arg("limits"), py::arg("alphabet") = all_bytes)
@@ -635,6 +640,14 @@ void bind_store(py::module_& module) {
         .def("rule",
              [](PythonStore& s, const py::tuple& key, const py::object& make) {
                  return operate(s, [&] { return s.rule(key, make); });
+             })
+        .def("recipe",
+             [](PythonStore& s, py::handle term) {
+                 return std::shared_ptr<Recipe>(Recipe::of(s.core(), s.term_of(term)));
+             })
+        .def("follow",
+             [](PythonStore& s, const Recipe& recipe) {
+                 return operate(s, [&] { return s.handle_of(recipe.follow(s.core())); });
              })
         .def("parts",
              [](PythonStore& s, py::handle term) {
