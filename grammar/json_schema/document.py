@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from json.encoder import encode_basestring as _encode
+from json.encoder import encode_basestring_ascii as _encode_ascii
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar, UnsupportedGrammar
@@ -17,6 +19,9 @@ from palmette.grammar.json_schema.keywords import (
     UNDECLARED,
     Dialect,
 )
+
+# What gives a part of a document a name, or a dialect.
+_NAMING = frozenset(["$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"])
 
 # A JSON value: None, bool, int, Decimal, str, list or dict.
 Json = Any
@@ -80,7 +85,7 @@ class Document:
 
     def child(self, pointer: str, *tokens: str | int) -> str:
         """The pointer of a part of a part."""
-        return "/".join((pointer, *(escape_token(str(token)) for token in tokens)))
+        return pointer_to(pointer, tokens)
 
     def schema_at(self, pointer: str) -> dict[str, Json] | bool:
         """The schema that `pointer` names; InvalidGrammar if it is none."""
@@ -185,28 +190,32 @@ class Document:
 
     def _index(self) -> None:
         """Find the resources and anchors, wherever a schema may stand."""
-        pending: list[tuple[str, Json, Resource]] = [("#", self.root, self._resources["#"])]
+        if not isinstance(self.root, dict):
+            return
+        # Few parts have names, so that pointers are put together when they are needed.
+        pending: list[tuple[_Path, dict[str, Json], Resource]] = [
+            (_Path(None, ()), self.root, self._resources["#"])
+        ]
         while pending:
-            pointer, schema, resource = pending.pop()
-            if not isinstance(schema, dict):
-                continue
-            resource = self._note_names(pointer, schema, resource)
+            path, schema, resource = pending.pop()
+            if not _NAMING.isdisjoint(schema):
+                resource = self._note_names(path.pointer, schema, resource)
             for keyword, value in schema.items():
                 if isinstance(value, dict):
                     if keyword in SINGLE:
-                        pending.append((self.child(pointer, keyword), value, resource))
+                        pending.append((_Path(path, (keyword,)), value, resource))
                     elif keyword in MAPS:
-                        pending += (
-                            (self.child(pointer, keyword, name), each, resource)
+                        pending += [
+                            (_Path(path, (keyword, name)), each, resource)
                             for name, each in value.items()
                             if isinstance(each, dict)
-                        )
-                elif keyword in LISTS and isinstance(value, list):
-                    pending += (
-                        (self.child(pointer, keyword, index), each, resource)
+                        ]
+                elif isinstance(value, list) and keyword in LISTS:
+                    pending += [
+                        (_Path(path, (keyword, index)), each, resource)
                         for index, each in enumerate(value)
                         if isinstance(each, dict)
-                    )
+                    ]
 
     def _note_names(self, pointer: str, schema: dict[str, Json], resource: Resource) -> Resource:
         dialect = resource.dialect
@@ -238,6 +247,22 @@ class Document:
         return resource
 
 
+class _Path(NamedTuple):
+    """A part of a document, as a part of a part."""
+
+    above: _Path | None
+    tokens: tuple[str | int, ...]
+
+    @property
+    def pointer(self) -> str:
+        paths = []
+        path: _Path | None = self
+        while path is not None:
+            paths.append(path)
+            path = path.above
+        return pointer_to("#", (token for each in reversed(paths) for token in each.tokens))
+
+
 class Resource:
     """A part of a document with an address of its own."""
 
@@ -263,6 +288,18 @@ def escape_token(token: str) -> str:
     return token.replace("~", "~0").replace("/", "~1")
 
 
+def pointer_to(pointer: str, tokens: Iterable[str | int]) -> str:
+    """The pointer of a part of what is at `pointer`."""
+    for token in tokens:
+        if not isinstance(token, str):
+            pointer = f"{pointer}/{token}"
+        elif "~" in token or "/" in token:
+            pointer = f"{pointer}/{escape_token(token)}"
+        else:
+            pointer = f"{pointer}/{token}"
+    return pointer
+
+
 def to_source(schema: Mapping[str, Any] | bool | str) -> str:
     """The schema as JSON text, keys in their order."""
     if isinstance(schema, str):
@@ -286,6 +323,8 @@ def spell(value: Json, *, escaped: bool = False) -> bytes:
 
 
 def _text_of(value: Json, escaped: bool = False) -> str:
+    if isinstance(value, str):
+        return _encode_ascii(value) if escaped else _encode(value)
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, list):
@@ -300,6 +339,8 @@ def _text_of(value: Json, escaped: bool = False) -> str:
 
 def identity(value: Json) -> object:
     """Something hashable that is equal for values that JSON Schema holds equal, and only those."""
+    if isinstance(value, str):
+        return ("string", value)
     if isinstance(value, bool) or value is None:
         return ("constant", value)
     if isinstance(value, (int, Decimal)):
@@ -308,7 +349,7 @@ def identity(value: Json) -> object:
         return ("array", tuple(map(identity, value)))
     if isinstance(value, dict):
         return ("object", frozenset((name, identity(each)) for name, each in value.items()))
-    return ("string", value)
+    return ("other", value)
 
 
 def describe(value: Json) -> str:

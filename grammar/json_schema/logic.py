@@ -86,6 +86,9 @@ class Logic:
                 raise InvalidGrammar(
                     "the schema refers to itself without end", pointer=schema.pointer
                 )
+            if claim.holds and not _allows(schema, kind):
+                schema.formulas[key] = False
+                return False
             self.store.spend(4)
             schema.is_open[key] = self._depth
             try:
@@ -98,6 +101,8 @@ class Logic:
 
     def formula_of(self, key: Key, kind: Type) -> Formula:
         """What all the claims together say of values of that type."""
+        if len(key) == 1:
+            return self.formula(key[0], kind)
         return all_of(self.formula(claim, kind) for claim in key)
 
     def own(self, schema: Schema, kind: Type) -> Formula:
@@ -213,6 +218,8 @@ class Logic:
         return self._all_but_rest(schema, kind, own)
 
     def _all_but_rest(self, schema: Schema, kind: Type, own: Formula) -> Formula:
+        if _COMBINING.isdisjoint(schema.value):
+            return own
         return all_of((own, *self._combined(schema, kind)))
 
     def _combined(self, schema: Schema, kind: Type) -> Iterator[Formula]:
@@ -297,10 +304,10 @@ class Logic:
     def _rule(self, schema: Schema, kind: Type) -> Rule | None:
         if kind == "number":
             number_rule = self._number_rule(schema)
-            return None if number_rule == NumberRule() else number_rule
+            return None if number_rule == _ANY_NUMBER else number_rule
         if kind == "string":
             string_rule = self._string_rule(schema)
-            return None if string_rule == StringRule() else string_rule
+            return None if string_rule == _ANY_STRING else string_rule
         if kind == "array":
             array_rule = self.array_rule(schema)
             return None if array_rule.is_idle else array_rule
@@ -341,6 +348,8 @@ class Logic:
     def _number_rule(self, schema: Schema) -> NumberRule:
         types = schema.types
         is_integer = types is not None and "number" not in types
+        if _OF_NUMBERS.isdisjoint(schema.value):
+            return _ANY_INTEGER if is_integer else _ANY_NUMBER
         multiple = readers.multiple_of(schema)
         return NumberRule(
             bounds=readers.bounds(schema),
@@ -349,6 +358,8 @@ class Logic:
         )
 
     def _string_rule(self, schema: Schema) -> StringRule:
+        if _OF_STRINGS.isdisjoint(schema.value):
+            return _ANY_STRING
         pattern = readers.text(schema, "pattern")
         name = readers.text(schema, "format")
         where = schema.where("format")
@@ -370,6 +381,8 @@ class Logic:
 
     def array_rule(self, schema: Schema) -> ArrayRule:
         """What the keywords for arrays say."""
+        if _OF_ARRAYS.isdisjoint(schema.value):
+            return _ANY_ARRAY
         below = self.schemas.below
         prefix: list[Claim] = []
         rest_keyword = "items"
@@ -401,6 +414,8 @@ class Logic:
         )
 
     def _object_rule(self, schema: Schema) -> ObjectRule:
+        if _OF_OBJECTS.isdisjoint(schema.value):
+            return _ANY_OBJECT
         below = self.schemas.below
         additional = "additionalProperties"
         return ObjectRule(
@@ -535,6 +550,14 @@ class Logic:
 
     # Cases
 
+    def kinds(self, key: Key) -> Sequence[Type]:
+        """The types of values of which the claims may be true, as far as the first one tells."""
+        if key and key[0].holds:
+            schema = key[0].schema
+            if schema.types is not None and schema.error is None:
+                return [kind for kind in ALL_TYPES if _allows(schema, kind)]
+        return ALL_TYPES
+
     def conjunctions(self, key: Key, kind: Type) -> list[Conjunction]:
         """Conjunctions of rules, of which one holds for each value that makes all claims true.
 
@@ -544,7 +567,11 @@ class Logic:
         if found is None:
             found = []
             cases: list[frozenset[Leaf]] = []
-            for leaves in self._cases(self.formula_of(key, kind)):
+            formula = self.formula_of(key, kind)
+            if formula is False:
+                self._conjunctions[key, kind] = found
+                return found
+            for leaves in self._cases(formula):
                 case = frozenset(leaves)
                 if len(cases) < _COMPARED_CASES:
                     self.store.spend(len(cases) // 8)
@@ -616,6 +643,12 @@ class Logic:
         Among the choices that are left the one with the fewest options is made first, so that dead
         ends show early; the leaves come in the order of the formula all the same.
         """
+        if formula is True:
+            yield ()
+            return
+        if isinstance(formula, Leaf) and isinstance(formula.rule, (NumberRule, StringRule)):
+            yield (formula,)
+            return
         start = _Case()
         if not self._assume(start, formula, ()):
             return
@@ -844,6 +877,58 @@ class _Case:
         other.rules = list(self.rules)
         other.required = dict(self.required)
         return other
+
+
+# Without a keyword of these, a schema says nothing of values of a type.
+_OF_NUMBERS = frozenset(
+    ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]
+)
+_OF_STRINGS = frozenset({"pattern", "format", "minLength", "maxLength"})
+_OF_ARRAYS = frozenset(
+    [
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "contains",
+        "minContains",
+        "maxContains",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+    ]
+)
+_OF_OBJECTS = frozenset(
+    [
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "required",
+        "minProperties",
+        "maxProperties",
+    ]
+)
+# Without one of these, it says nothing about other schemas for the same value.
+_COMBINING = frozenset(
+    [
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+    ]
+)
+_ANY_NUMBER = NumberRule()
+_ANY_INTEGER = NumberRule(kind="integer")
+_ANY_STRING = StringRule()
+_ANY_ARRAY = ArrayRule()
+_ANY_OBJECT = ObjectRule()
 
 
 class _NotKnownYetError(Exception):

@@ -133,7 +133,7 @@ Rule = Values | NumberRule | StringRule | ObjectRule | ArrayRule
 
 def merged(rules: Iterable[NumberRule]) -> NumberRule:
     """One rule that says what all of them say."""
-    found = NumberRule()
+    found: NumberRule | None = None
     for rule in rules:
-        found &= rule
-    return found
+        found = rule if found is None else found & rule
+    return NumberRule() if found is None else found

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
-from palmette.grammar.json_schema.document import Document, Json, describe, escape_token, identity
+from palmette.grammar.json_schema.document import (
+    Document,
+    Json,
+    describe,
+    escape_token,
+    identity,
+    pointer_to,
+)
 from palmette.grammar.json_schema.keywords import (
     ANNOTATIONS,
     LISTS,
@@ -16,6 +23,8 @@ from palmette.grammar.json_schema.keywords import (
     Dialect,
     Type,
 )
+
+_ONE_TYPE = {name: frozenset((name,)) for name in TYPE_NAMES}
 
 # Schemas of up to so many levels and parts are compared, and equal ones are one.
 _COMPARED_DEPTH = 4
@@ -71,7 +80,7 @@ class Schema:
 
     def where(self, *tokens: str | int) -> str:
         """The pointer of a part."""
-        return "/".join((self.pointer, *(escape_token(str(token)) for token in tokens)))
+        return pointer_to(self.pointer, tokens)
 
 
 class Claim:
@@ -107,6 +116,10 @@ def key_of(claims: Iterable[Claim]) -> Key | None:
     return tuple(kept)
 
 
+# What schemas say, by their identity: the schema, its dialect, and `_content` if there is one.
+_Contents = dict[int, tuple[dict[str, Json], Dialect, object]]
+
+
 class Schemas:
     """The subschemas of a document, each made when it is first needed."""
 
@@ -115,6 +128,7 @@ class Schemas:
         self.notes: dict[str, None] = {}
         self._known: dict[tuple[str, tuple[str, ...]], Claim] = {}
         self._equal: dict[object, Claim] = {}
+        self._contents: _Contents = {}
         self._constants: dict[object, Claim] = {}
         self._is_dynamic = document.is_dynamic
 
@@ -213,7 +227,11 @@ class Schemas:
         if relevant == ["$ref"] or (dialect.is_ref_alone and "$ref" in value):
             return self._followed(Schema(pointer, value, scope, dialect))
         comparable = scope if scope[:1] != (_SYNTHETIC,) else (_SYNTHETIC,)
-        content = (dialect.name, comparable, _content(value, dialect, [_COMPARED_PARTS]))
+        # Found already where it is part of what was compared.
+        known = self._contents.get(id(value))
+        if known is None or known[0] is not value or known[1] is not dialect:
+            known = (value, dialect, _content(value, dialect, [_COMPARED_PARTS], self._contents))
+        content = (dialect.name, comparable, known[2])
         if content[2] is None:
             return Schema(pointer, value, scope, dialect).claim
         claim = self._equal.get(content)
@@ -258,6 +276,8 @@ def _types(schema: Schema) -> frozenset[str] | None:
     if "type" not in schema.value:
         return None
     named = schema.value["type"]
+    if isinstance(named, str) and named in TYPE_NAMES and "nullable" not in schema.value:
+        return _ONE_TYPE[named]
     listed = named if isinstance(named, list) else [named]
     for name in listed:
         if not isinstance(name, str) or name not in TYPE_NAMES:
@@ -287,10 +307,13 @@ def _structure(value: Json) -> dict[str, Json]:
     return {"const": value}
 
 
-def _content(value: dict[str, Json], dialect: Dialect, parts: list[int], depth: int = 0) -> object:
+def _content(
+    value: dict[str, Json], dialect: Dialect, parts: list[int], known: _Contents, depth: int = 0
+) -> object:
     """Something hashable that is equal for schemas that say the same in the same order.
 
-    None if the schema is too large, or where it stands matters to what it says.
+    None if the schema is too large, or where it stands matters to what it says. What is found is
+    added to `known`, together with what is found of the schemas in it.
     """
     if depth > _COMPARED_DEPTH:
         return None
@@ -305,11 +328,11 @@ def _content(value: dict[str, Json], dialect: Dialect, parts: list[int], depth: 
             return None
         content: object
         if keyword in SINGLE and isinstance(each, dict):
-            content = _content(each, dialect, parts, depth + 1)
+            content = _content(each, dialect, parts, known, depth + 1)
         elif keyword in LISTS and isinstance(each, list):
-            content = _all_content(each, dialect, parts, depth)
+            content = _all_content(each, dialect, parts, known, depth)
         elif keyword in MAPS and isinstance(each, dict):
-            inner = _all_content(list(each.values()), dialect, parts, depth)
+            inner = _all_content(list(each.values()), dialect, parts, known, depth)
             content = None if inner is None else (tuple(each), inner)
         else:
             if isinstance(each, (list, dict)):
@@ -323,17 +346,19 @@ def _content(value: dict[str, Json], dialect: Dialect, parts: list[int], depth: 
         if content is None:
             return None
         found.append((keyword, content))
-    return tuple(found)
+    said = tuple(found)
+    known[id(value)] = (value, dialect, said)
+    return said
 
 
 def _all_content(
-    schemas: list[Json], dialect: Dialect, parts: list[int], depth: int
+    schemas: list[Json], dialect: Dialect, parts: list[int], known: _Contents, depth: int
 ) -> tuple[object, ...] | None:
     found: list[object] = []
     for each in schemas:
         parts[0] -= 1
         content = (
-            _content(each, dialect, parts, depth + 1)
+            _content(each, dialect, parts, known, depth + 1)
             if isinstance(each, dict)
             else ("value", identity(each))
         )

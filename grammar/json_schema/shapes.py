@@ -22,7 +22,7 @@ from palmette.grammar.errors import (
 )
 from palmette.grammar.json_schema.arrays import Arrays
 from palmette.grammar.json_schema.document import Document, Json, spell
-from palmette.grammar.json_schema.keywords import ALL_TYPES, Type
+from palmette.grammar.json_schema.keywords import Type
 from palmette.grammar.json_schema.languages import Languages
 from palmette.grammar.json_schema.logic import Conjunction, Logic
 from palmette.grammar.json_schema.numbers import NumberRule, number_term
@@ -118,7 +118,7 @@ class Shapes:
         pointer = key[0].schema.pointer if key else "#"
         literals: list[Json] = []
         shapes: list[Shape] = []
-        for kind in ALL_TYPES:
+        for kind in self.logic.kinds(key):
             try:
                 self._add_shapes(key, kind, pointer, literals, shapes)
             except (InvalidGrammar, UnsupportedGrammar) as error:
@@ -190,11 +190,11 @@ class Shapes:
                 )
                 self._numbers[number_rule, canonical] = known
             return known
-        string_rule = StringRule()
+        string_rule: StringRule | None = None
         for rule in case:
             assert isinstance(rule, StringRule)
-            string_rule &= rule
-        return self._strings.term(string_rule, canonical=canonical)
+            string_rule = rule if string_rule is None else string_rule & rule
+        return self._strings.term(string_rule or StringRule(), canonical=canonical)
 
     def _structure(self, case: Conjunction, kind: Type, pointer: str) -> Shape | None:
         if kind == "array":
