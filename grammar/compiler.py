@@ -53,6 +53,7 @@ class GrammarCompiler:
         self.limits = limits or Limits()
         self._machine = machine_for(vocabulary, self.limits, machine)
         self._compiled: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
+        self._num_uncounted = 0  # remembered since their bytes were last counted
         self._lock = threading.Lock()
 
     @property
@@ -222,11 +223,19 @@ class GrammarCompiler:
             raise GrammarTooComplex("the grammar is nested too deeply") from error
         with self._lock:
             compiled = self._compiled.setdefault(key, compiled)
-            num_bytes = sum(each.num_bytes for each in self._compiled.values())
-            while num_bytes > self.limits.compiled_cache_bytes and len(self._compiled) > 1:
-                _, oldest = self._compiled.popitem(last=False)
-                num_bytes -= oldest.num_bytes
+            self._num_uncounted += 1
+            # Grammars grow as they are used; to count them all each time would take longer than
+            # to compile one, once there are many.
+            if self._num_uncounted * 16 >= len(self._compiled):
+                self._make_room()
         return compiled
+
+    def _make_room(self) -> None:
+        self._num_uncounted = 0
+        num_bytes = sum(each.num_bytes for each in self._compiled.values())
+        while num_bytes > self.limits.compiled_cache_bytes and len(self._compiled) > 1:
+            _, oldest = self._compiled.popitem(last=False)
+            num_bytes -= oldest.num_bytes
 
 
 def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:

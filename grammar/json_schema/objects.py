@@ -38,8 +38,9 @@ class Objects:
         required = dict.fromkeys(name for rule in rules for name in rule.required)
         declared = _names_in(rules)
         members = []
+        speaking = [rule for rule in rules if rule.members or rule.is_wide]
         for name in declared:
-            key = key_of(claim for rule in rules for claim in logic.claims_on(rule, name))
+            key = self._key(speaking, name)
             parts: tuple[Part[Key], ...] = ()
             if key is not None:
                 met = [i for i, demand in enumerate(demands) if logic.is_met_by(demand, name)]
@@ -67,6 +68,16 @@ class Objects:
         # It looks at the names only, which are terms already.
         counted = distinct_names(cast("Members[Term]", shape), logic.store)
         return cast("Members[Key]", counted)
+
+    def _key(self, rules: Sequence[ObjectRule], name: str) -> Key | None:
+        """What the rules say of the value of a member of that name."""
+        claims: list[Claim] = []
+        for rule in rules:
+            if rule.is_wide:
+                claims += self._logic.claims_on(rule, name)
+            elif name in rule.members:
+                claims.append(rule.members[name])
+        return key_of(claims)
 
     def _spelled(self, name: str, pointer: str) -> bytes:
         store = self._logic.store
@@ -197,6 +208,12 @@ def kinds_of(key: Key, counted: Sequence[tuple[int, Claim]], pointer: str) -> It
         raise GrammarTooComplex(
             f"more than {_MAX_DEMANDS} things to count about one place", pointer=pointer
         )
+    if not counted:
+        return iter((Part(key),))
+    return _divided(key, counted)
+
+
+def _divided(key: Key, counted: Sequence[tuple[int, Claim]]) -> Iterator[Part[Key]]:
     kinds: list[tuple[Key, tuple[int, ...]]] = [(key, ())]
     for index, claim in counted:
         divided: list[tuple[Key, tuple[int, ...]]] = []

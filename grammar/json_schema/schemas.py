@@ -107,8 +107,14 @@ Key = tuple[Claim, ...]
 
 def key_of(claims: Iterable[Claim]) -> Key | None:
     """The claims without repetitions; None if they obviously contradict each other."""
+    listed = list(claims)
+    if len(listed) == 1:
+        claim = listed[0]
+        if claim is ANYTHING:
+            return ()
+        return None if claim is NOTHING else (claim,)
     kept: dict[Claim, None] = {}
-    for claim in claims:
+    for claim in listed:
         if claim is NOTHING or claim.opposite in kept:
             return None
         if claim is not ANYTHING:
