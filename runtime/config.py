@@ -138,8 +138,8 @@ class SchedulerSection:
     `policy` orders those that wait: "program" goes depth-first over the tree of their prompts and
     finishes programs that have begun before it begins others, "lpm" takes the longest cached prefix
     first, "fcfs" goes by arrival. Under the first two, `max_wait` seconds bound how long others may
-    pass a request: whoever has waited for three quarters of it comes before all others. Less
-    favours the fair share of a newcomer, more favours reuse.
+    pass a request: whoever has waited for three quarters of it comes before all others, by arrival,
+    and takes what programs hold. Less favours the fair share of a newcomer, more favours reuse.
 
     Between two requests of a program, what it has computed is held. Where pages run short, a
     program that asks for nothing is waited for at most `max_think` seconds before others get them.

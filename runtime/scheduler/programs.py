@@ -27,8 +27,10 @@ Path = tuple[int, ...]
 # Who came within this share of `max_wait` of each other came together.
 TOGETHER_SHARE = 0.5
 
-# So many times `max_wait` a program may be under way before it gives way to whoever waits.
-_MAX_ACTIVE = 4
+# Programs that all asked first within this share of `max_wait` are one batch, for so many times
+# `max_wait`.
+_BATCH_SHARE = 0.1
+_MAX_BATCH = 4
 
 # How many tokens of generations count as produced in full before any was seen.
 _PRIOR_TOKENS = 512
@@ -66,7 +68,6 @@ class Program:
     """A program that has asked for something, or has said that it will."""
 
     __slots__ = (
-        "active_since",
         "asked_at",
         "constant_tokens",
         "generated_tokens",
@@ -85,7 +86,6 @@ class Program:
         self.program_id = program_id
         self.serial = 0  # the order in which programs began; 0: not yet
         self.asked_at = math.inf  # when it asked for something first
-        self.active_since = math.inf  # when something of it was admitted first
         self.idle_since = math.inf  # when it had nothing to do any more
         self.version = 0  # of the outlook that was heard last
         self.constant_tokens = 0
@@ -151,6 +151,7 @@ class Programs:
         self._num_begun = 0
         self.num_given_up = 0  # so many times a program's handles were let go
         self._alone: dict[int, Sequence] = {}  # running sequences of no program
+        self._num_outside = 0  # sequences of no program that run or wait
         self._asked_tokens = 0
         self._produced_tokens = 0
 
@@ -191,7 +192,9 @@ class Programs:
     def added(self, sequence: Sequence) -> None:
         """It waits, for the first time or again."""
         program = sequence.program
-        if program is not None:
+        if program is None:
+            self._num_outside += 1
+        else:
             program.waiting[id(sequence)] = sequence
             program.asked_at = min(program.asked_at, sequence.submitted_at)
             program.idle_since = math.inf
@@ -204,7 +207,7 @@ class Programs:
             sequence.handle = handle
             sequence.takes_over = handle is not None and sequence.path in program.handles
 
-    def admitted(self, sequence: Sequence, now: float) -> bool:
+    def admitted(self, sequence: Sequence) -> bool:
         """It runs; whether its program began with it."""
         program = sequence.program
         if program is None:
@@ -217,14 +220,13 @@ class Programs:
             return False
         self._num_begun += 1
         program.serial = self._num_begun
-        program.active_since = now
         self._begun[program.program_id] = program
         return True
 
     def preempted(self, sequence: Sequence) -> None:
         """It gave up its pages and waits again."""
         if sequence.program is None:
-            del self._alone[id(sequence)]
+            del self._alone[id(sequence)]  # and still is of no program
         else:
             del sequence.program.running[id(sequence)]
             self.added(sequence)
@@ -234,6 +236,7 @@ class Programs:
         self._alone.pop(id(sequence), None)
         program = sequence.program
         if program is None:
+            self._num_outside -= 1
             return
         program.waits_no_more(sequence)
         program.running.pop(id(sequence), None)
@@ -268,26 +271,12 @@ class Programs:
             program.serial = 0
         return Account(self, self._pages)
 
-    def give_up(
-        self,
-        now: float,
-        *,
-        keep: Program | None = None,
-        waiting_since: float | None = None,
-    ) -> bool:
+    def give_up(self, now: float, *, keep: Program | None = None, of_others: bool = False) -> bool:
         """Let the handles of one program go, those of `keep` last; False if there are none.
 
-        Idle programs come first, then those that began last. For somebody who has been
-        `waiting_since` then, of these only the ones that have to give way, and never `keep`.
+        Idle programs come first, then those that began last. With `of_others` never `keep`.
         """
-        holding = [p for p in self._by_id.values() if p.handles]
-        if waiting_since is not None:
-            holding = [
-                p
-                for p in holding
-                if self._is_idle(p, now)
-                or (p is not keep and self.gives_way(p, waiting_since, now))
-            ]
+        holding = [p for p in self._by_id.values() if p.handles and not (of_others and p is keep)]
         if not holding:
             return False
 
@@ -323,15 +312,20 @@ class Programs:
             if program.is_idle:
                 program.idle_since = -math.inf
 
-    def gives_way(self, program: Program, waiting_since: float, now: float) -> bool:
-        """Whether somebody comes first who has waited for too long since then: the program came
-        later, or has been under way for so long that nobody need wait for its end.
+    def are_one_batch(self, now: float) -> bool:
+        """Whether all that is asked for came together, from programs, and nobody has come since.
 
-        Programs that came together do not give way to each other: they would take turns at
-        computing the same again.
+        Nothing is won for anybody if those of a batch stand in line: they would take turns at
+        computing the same again, and all end later. But some of it may never end.
         """
-        came_later = program.asked_at > waiting_since + TOGETHER_SHARE * self._max_wait
-        return came_later or now - program.active_since >= _MAX_ACTIVE * self._max_wait
+        if self._num_outside:
+            return False
+        asked_at = [p.asked_at for p in self._by_id.values() if p.has_begun or not p.is_idle]
+        if not asked_at:
+            return True
+        first = min(asked_at)
+        came_together = max(asked_at) - first <= _BATCH_SHARE * self._max_wait
+        return came_together and now - first < _MAX_BATCH * self._max_wait
 
     def begun(self) -> Iterable[Program]:
         return self._begun.values()
@@ -371,13 +365,13 @@ class Account:
         self._num_known_pages = 0  # that a handle holds of the sequence asked for last
         self._num_given_up = programs.num_given_up
 
-    def allows(self, sequence: Sequence, now: float, *, is_overdue: bool = False) -> bool:
+    def allows(self, sequence: Sequence, now: float) -> bool:
         """Whether all that have begun could still end if this one ran now.
 
         One of them may need more than there is: it will be alone in the end, and does what it can.
-        Where they cannot, since programs came to need more than they had announced, those that
-        began first may still go on: as if the ones behind them were not there. And one that
-        `is_overdue` runs as if those were not there that have to give way to it.
+        Where they cannot, since programs came to need more than they had announced or had to give
+        up what they held, those that began first may still go on: as if the ones behind them were
+        not there.
         """
         programs, program = self._programs, sequence.program
         if program is None and not programs.num_begun:
@@ -404,7 +398,7 @@ class Account:
             return True
         programs.give_up_idle(now)
         num_left = self._pages.num_available_pages - num_taken
-        if num_left < 0 and not is_overdue:
+        if num_left < 0:
             return False
         mine = later, needed + own.num_committed + self._num_held(own)
         needs = [
@@ -412,31 +406,16 @@ class Account:
             for other, share in self._shares.items()
             if other != key
         ]
-        if num_left >= 0 and _can_all_end(num_left, [mine, *(need[1:] for need in needs)]):
+        if _can_all_end(num_left, [mine, *(need[1:] for need in needs)]):
             return True
-        if is_overdue and self._can_end_without_those_that_give_way(
-            sequence, now, key, num_left, mine
-        ):
-            return True
-        if num_left < 0 or program is None or not program.has_begun:
+        if program is None or not program.has_begun:
             return False
         before = [need[1:] for need in needs if need[0] < program.serial]
         return _can_all_end(num_left, [mine, *before])
 
-    def _can_end_without_those_that_give_way(
-        self, sequence: Sequence, now: float, key: int, num_left: int, mine: tuple[int, int]
-    ) -> bool:
-        since = sequence.submitted_at
-        needs = [mine]
-        for other, share in self._shares.items():
-            if other == key:
-                continue
-            program = share.program
-            if program is None or not self._programs.gives_way(program, since, now):
-                needs.append((share.num_later, share.num_committed + self._num_held(share)))
-            elif not program.running:
-                num_left += self._num_held(share)
-        return num_left >= 0 and _can_all_end(num_left, needs)
+    def allows_without_asking(self) -> None:
+        """The next sequence that is admitted is so whether all can end or not."""
+        self._num_known_pages = 0
 
     def admitted(self, sequence: Sequence) -> None:
         """It runs now."""
@@ -506,7 +485,6 @@ class Account:
             num_committed=sum(map(self._num_pages_to_come, program.running.values())),
             num_later=self._num_pages_later(program),
             holders=(program.handles, program.running),
-            program=program,
         )
 
     def _share_of_sequence(self, sequence: Sequence) -> _Share:
@@ -560,7 +538,6 @@ class _Share:
     # What comes back when it ends; None: not counted yet, since that is not cheap.
     num_held: int | None = None
     holders: tuple[Mapping[Path, Handle], Mapping[int, Sequence]] = ({}, {})
-    program: Program | None = None
 
 
 def _can_all_end(num_left: int, needs: list[tuple[int, int]]) -> bool:

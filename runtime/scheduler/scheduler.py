@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from palmette.runtime.config import SchedulerSection
-from palmette.runtime.scheduler.programs import Account, HeldPages, Programs
+from palmette.runtime.scheduler.programs import HeldPages, Programs
 from palmette.runtime.scheduler.queue import OVERDUE_SHARE, make_queue
 from palmette.runtime.sequence import Handle, Sequence, Status
 
@@ -92,7 +92,9 @@ class Scheduler:
     like one that is being prefilled right now waits for that one instead of computing the shared
     tokens a second time; others may pass it meanwhile. Under the policy "program", what a program
     has computed is held until it asks again, and programs are begun only while all of them can end
-    (see `programs`).
+    (see `programs`). Whoever is overdue asks for no such thing: as long as somebody is, the order
+    is that of arrival, for requests of programs that have begun as well, and what programs hold is
+    given up to whoever is first. A batch of programs that all came together is left alone.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Scheduler:
         walk = self.waiting.round(now)
         account = self.programs.account(now)
         num_deferred = num_passed = 0
-        starving_since: float | None = None  # somebody waits for too long and finds no room
+        is_batch = self.programs.are_one_batch(now)
         while plan.token_budget and len(self.running) < self.config.max_running:
             sequence = walk.next()
             if sequence is None:
@@ -193,46 +195,29 @@ class Scheduler:
             has_begun = sequence.program is not None and sequence.program.has_begun
             if num_deferred and not has_begun and not self._pages.leaves_half_free(sequence):
                 return
-            is_refused = starving_since is not None and self._gives_way(
-                sequence, starving_since, now
-            )
-            if (
-                not is_refused
-                and self._may_run(sequence, account, now)
-                and self._admit(sequence, plan, now)
-            ):
+            # Whoever has waited for too long asks nobody, and nobody who came later passes.
+            is_starving = not is_batch and self._is_overdue(sequence, now)
+            if is_starving:
+                account.allows_without_asking()
+                may_run = self._take_room(sequence, now)
+            else:
+                may_run = account.allows(sequence, now)
+            if may_run and self._admit(sequence, plan, now):
                 walk.admitted()
                 account.admitted(sequence)
                 continue
-            if starving_since is None and self._is_overdue(sequence, now):
-                starving_since = sequence.submitted_at
             num_passed += 1
-            if num_passed == _MAX_PASSED:
+            if is_starving or num_passed == _MAX_PASSED:
                 return
             walk.passed()
-
-    def _may_run(self, sequence: Sequence, account: Account, now: float) -> bool:
-        """Whether programs leave room for it, or have to make some."""
-        is_overdue = self._is_overdue(sequence, now)
-        if not account.allows(sequence, now, is_overdue=is_overdue):
-            return False
-        return not is_overdue or self._take_room(sequence, now)
 
     def _is_overdue(self, sequence: Sequence, now: float) -> bool:
         return now - sequence.submitted_at >= self._overdue_after
 
-    def _gives_way(self, sequence: Sequence, starving_since: float, now: float) -> bool:
-        """Whether it is of a program that should not go on before somebody who starves."""
-        program = sequence.program
-        return program is not None and self.programs.gives_way(program, starving_since, now)
-
     def _take_room(self, sequence: Sequence, now: float) -> bool:
-        """Room for who has waited for too long, from programs that have to give way."""
-        needed = self._pages.num_pages_taken(sequence)
-        while needed > self._pages.num_available_pages:
-            if not self.programs.give_up(
-                now, keep=sequence.program, waiting_since=sequence.submitted_at
-            ):
+        """Room for who has waited for too long, from what other programs hold."""
+        while self._pages.num_pages_taken(sequence) > self._pages.num_available_pages:
+            if not self.programs.give_up(now, keep=sequence.program, of_others=True):
                 return False
         return True
 
@@ -243,7 +228,7 @@ class Scheduler:
         sequence.move_to(Status.RUNNING)
         self.running.append(sequence)
         plan.add(sequence)
-        if self.programs.admitted(sequence, now) and sequence.program is not None:
+        if self.programs.admitted(sequence) and sequence.program is not None:
             self.waiting.begin(sequence.program.waiting.values())
         return True
 
@@ -252,8 +237,12 @@ class Scheduler:
         whoever is first takes what programs hold.
         """
         now = self._clock()
-        plan.wait_seconds = self.programs.seconds_to_wait(now)
-        if plan.wait_seconds is not None:
+        seconds = self.programs.seconds_to_wait(now)
+        if seconds is not None and not self.programs.are_one_batch(now):
+            oldest = min(sequence.submitted_at for sequence in self.waiting)
+            seconds = min(seconds, oldest + self._overdue_after - now)
+        if seconds is not None and seconds > 0:
+            plan.wait_seconds = seconds
             return
         walk = self.waiting.round(now)
         sequence = walk.next()
