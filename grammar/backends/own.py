@@ -57,10 +57,11 @@ class PalmetteBackend:
             raise UnsupportedByBackend(self.name, kind)
         compile_it: Any = getattr(self.compiler, f"compile_{kind}")
         given = dict(options or {})
-        known = inspect.signature(compile_it).parameters
-        for name in given:
-            if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
-                raise UnsupportedByBackend(self.name, f"the option {name!r} of {kind}")
+        if given:
+            known = inspect.signature(compile_it).parameters
+            for name in given:
+                if name not in known or known[name].kind is not inspect.Parameter.KEYWORD_ONLY:
+                    raise UnsupportedByBackend(self.name, f"the option {name!r} of {kind}")
         try:
             compiled: BackendGrammar = compile_it(_parsed(kind, source), **given)
         except GrammarError:
