@@ -119,14 +119,17 @@ class Jumps:
     num_texts: int
     num_tokens: int
     num_forced: int
+    mean_share: float  # of the tokens of a text, those forced: each text counts the same
 
     @classmethod
     def of(cls, results: Iterable[Result], way: str) -> Jumps:
         used = [result for result in results if way in result.num_forced]
+        shares = [share for result in used for share in result.shares[way]]
         return cls(
             num_texts=sum(result.verdicts.count(RIGHT) for result in used if result.num_tokens),
             num_tokens=sum(result.num_tokens for result in used),
             num_forced=sum(result.num_forced[way] for result in used),
+            mean_share=sum(shares) / len(shares) if shares else float("nan"),
         )
 
     @property

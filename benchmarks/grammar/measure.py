@@ -44,6 +44,7 @@ class Result:
     verdicts: list[str] = field(default_factory=list)  # one for each instance
     num_tokens: int = 0  # of the valid instances that were accepted
     num_forced: dict[str, int] = field(default_factory=dict)  # of these, by way of finding them
+    shares: dict[str, list[float]] = field(default_factory=dict)  # the same for each instance
     peak_bytes: int = 0  # the most memory that the process has had
 
     @property
@@ -132,6 +133,11 @@ def _use_again(engine: Engine, task: Task, result: Result) -> None:
     for way in engine.ways:
         counts = [engine.num_forced(compiled, way, token_ids) for token_ids in accepted]
         result.num_forced[way] = sum(counts)
+        result.shares[way] = [
+            count / len(token_ids)
+            for count, token_ids in zip(counts, accepted, strict=True)
+            if token_ids
+        ]
 
 
 def peak_bytes() -> int:

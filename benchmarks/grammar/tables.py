@@ -99,8 +99,9 @@ def memory_table(records: Sequence[Record], base_bytes: dict[str, int]) -> Table
 def jump_table(records: Sequence[Record], ways: dict[str, Sequence[str]]) -> Table:
     """Forced tokens of valid instances, and forward passes saved, by family and way to find them.
 
-    Of the schemas on which every engine is right, so that all have the same texts; the last row is
-    of all that each of them accepts.
+    Of the schemas on which every engine is right, so that all have the same texts; but for the row
+    of all that each of them accepts. The last row has the mean of the shares of single instances,
+    where short ones count as much as long ones.
     """
     table = _table("Valid instances: tokens forced / forward passes saved, by family", "family")
     table.add_column("tokens", justify="right")
@@ -116,6 +117,8 @@ def jump_table(records: Sequence[Record], ways: dict[str, Sequence[str]]) -> Tab
         table.add_row(
             family, num_tokens, *(f"{_share(j.share)} / {_share(j.passes_saved)}" for j in jumps)
         )
+    means = [Jumps.of((r.results[engine] for r in shared), way) for engine, way in columns]
+    table.add_row("mean of instances", "", *(_share(each.mean_share) for each in means))
     return table
 
 

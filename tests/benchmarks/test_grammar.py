@@ -233,6 +233,7 @@ def test_forced_tokens_are_counted_along_the_text() -> None:
     assert (jumps.num_texts, jumps.num_tokens, jumps.num_forced) == (2, 11, 9)
     assert jumps.share == 9 / 11
     assert jumps.passes_saved == 9 / 13
+    assert jumps.mean_share == (6 / 7 + 3 / 4) / 2
 
 
 def test_a_task_without_times_is_used_once() -> None:
