@@ -91,7 +91,7 @@ def test_what_random_logits_draw_is_valid_within_every_budget(
 
 
 def compiled(
-    compiler: GrammarCompiler, schema: dict, outcomes: Counter[str]
+    compiler: GrammarCompiler, schema: dict[str, object], outcomes: Counter[str]
 ) -> CompiledGrammar | None:
     """The grammar, or None where it is refused by name or nothing satisfies it."""
     try:
