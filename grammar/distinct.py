@@ -66,7 +66,7 @@ def _scarce_texts(values: Iterable[Term], demand: int, store: TermStore) -> list
     """All texts of the languages that have no more than `demand`."""
     scarce: dict[bytes, None] = {}
     for value in dict.fromkeys(values):
-        texts = list(islice(texts_by_length(value, store), min(demand, _MOST_SCARCE) + 1))
+        texts = list(first_texts(value, min(demand, _MOST_SCARCE) + 1, store))
         if len(texts) > demand:
             continue
         if len(texts) > _MOST_SCARCE or len(scarce) > _MOST_SCARCE:
@@ -137,8 +137,13 @@ def _less_words(value: Term, words: list[bytes], store: TermStore) -> Term:
     return store.both(value, others)
 
 
-def texts_by_length(value: Term, store: TermStore) -> Iterator[bytes]:
-    """The strings of a regular term, short ones first, equally long ones by their bytes."""
+def first_texts(value: Term, count: int, store: TermStore) -> Iterator[bytes]:
+    """The first `count` strings of a regular term, by their length, equally long by their bytes."""
+    return islice(_texts_by_length(value, count, store), count)
+
+
+def _texts_by_length(value: Term, count: int, store: TermStore) -> Iterator[bytes]:
+    """The strings in order, of which no more than `count` are asked for."""
     if store.is_empty(value):
         return
     queue = [(store.min_bytes(value), b"", value.serial, value)]
@@ -149,7 +154,9 @@ def texts_by_length(value: Term, store: TermStore) -> Iterator[bytes]:
         store.spend()
         for bits, after in store.parts(term):
             longer = len(text) + 1 + store.min_bytes(after)
-            while bits:
+            for _ in range(count):  # each of them begins a text, so that no more are needed
+                if not bits:
+                    break
                 lowest = bits & -bits
                 bits ^= lowest
                 byte = bytes([lowest.bit_length() - 1])

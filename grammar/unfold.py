@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from palmette.grammar.distinct import less, texts_by_length
+from palmette.grammar.distinct import first_texts, less
 from palmette.grammar.moves import ArrayMoves, Choice, ObjectMoves, Where
 from palmette.grammar.terms import Kind, Pair, Term
 
@@ -125,7 +124,7 @@ def _at(store: TermStore, moves: ArrayMoves[Term] | ObjectMoves[Term], where: Wh
 def _has_two_texts(store: TermStore, values: list[Term], seen: frozenset[bytes]) -> bool:
     texts: set[bytes] = set()
     for value in values:
-        texts.update(islice(texts_by_length(less(value, seen, store), store), 2))
+        texts.update(first_texts(less(value, seen, store), 2, store))
     return len(texts) > 1
 
 
@@ -282,7 +281,7 @@ def _unrepeated_steps(
     text: bytes,
 ) -> list[Term]:
     num_needed = 1 + (where.forgotten or 0)  # of as many one has not come before
-    ends = list(islice(texts_by_length(rest, store), num_needed))
+    ends = list(first_texts(rest, num_needed, store))
     if len(ends) < num_needed:
         return []
     return [

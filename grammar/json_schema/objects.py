@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 from palmette.grammar.distinct import distinct_names
@@ -38,9 +38,9 @@ class Objects:
         required = dict.fromkeys(name for rule in rules for name in rule.required)
         declared = _names_in(rules)
         members = []
-        speaking = [rule for rule in rules if rule.members or rule.is_wide]
+        claims = self._claims(rules, declared)
         for name in declared:
-            key = self._key(speaking, name)
+            key = key_of(claims[name])
             parts: tuple[Part[Key], ...] = ()
             if key is not None:
                 met = [i for i, demand in enumerate(demands) if logic.is_met_by(demand, name)]
@@ -69,15 +69,17 @@ class Objects:
         counted = distinct_names(cast("Members[Term]", shape), logic.store)
         return cast("Members[Key]", counted)
 
-    def _key(self, rules: Sequence[ObjectRule], name: str) -> Key | None:
-        """What the rules say of the value of a member of that name."""
-        claims: list[Claim] = []
+    def _claims(self, rules: Sequence[ObjectRule], names: Iterable[str]) -> dict[str, list[Claim]]:
+        """What the rules say of the values of the members of these names."""
+        claims: dict[str, list[Claim]] = {name: [] for name in names}
         for rule in rules:
             if rule.is_wide:
-                claims += self._logic.claims_on(rule, name)
-            elif name in rule.members:
-                claims.append(rule.members[name])
-        return key_of(claims)
+                for name, found in claims.items():
+                    found += self._logic.claims_on(rule, name)
+            else:
+                for name, claim in rule.members.items():
+                    claims[name].append(claim)
+        return claims
 
     def _spelled(self, name: str, pointer: str) -> bytes:
         store = self._logic.store

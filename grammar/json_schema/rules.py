@@ -57,6 +57,24 @@ class ObjectRule:
     low: int = 0
     high: int | None = None
     demands: tuple[Demand, ...] = ()
+    # Whether it may speak of members that it does not name.
+    is_wide: bool = field(init=False)
+    # The one member that must be there, and what is claimed of it, if that is all.
+    about: tuple[str, Claim] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Asked for much more often than rules are made.
+        is_wide = bool(self.patterns or self.others is not ANYTHING or self.names is not ANYTHING)
+        object.__setattr__(self, "is_wide", is_wide)
+        object.__setattr__(self, "about", self._about())
+
+    def _about(self) -> tuple[str, Claim] | None:
+        if len(self.required) != 1 or self.low or self.high is not None or self.demands:
+            return None
+        name = self.required[0]
+        if self.is_wide or self.members.keys() - {name}:
+            return None
+        return name, self.members.get(name, ANYTHING)
 
     @property
     def is_idle(self) -> bool:
@@ -70,21 +88,6 @@ class ObjectRule:
             or self.others is not ANYTHING
             or self.names is not ANYTHING
         )
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether it may speak of members that it does not name."""
-        return bool(self.patterns or self.others is not ANYTHING or self.names is not ANYTHING)
-
-    @property
-    def about(self) -> tuple[str, Claim] | None:
-        """The one member that must be there, and what is claimed of it, if that is all."""
-        if len(self.required) != 1 or self.low or self.high is not None or self.demands:
-            return None
-        name = self.required[0]
-        if self.is_wide or self.members.keys() - {name}:
-            return None
-        return name, self.members.get(name, ANYTHING)
 
     @property
     def outside(self) -> Outside:
