@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.grammar import InvalidGrammar, Limits, UnsupportedGrammar
+from palmette.grammar import GrammarCompiler, InvalidGrammar, Limits, UnsupportedGrammar
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.term_store import TermStore
+from palmette.grammar.testing import byte_vocabulary
 
 store = TermStore(Limits())
 strings = Strings(store)
@@ -140,3 +141,12 @@ def test_a_pattern_is_matched_anywhere_and_blamed_by_its_pointer() -> None:
     rule = StringRule(excluded_patterns=(("(a)\\1", "#/not/pattern"),))
     with pytest.raises(UnsupportedGrammar, match="#/not/pattern: position 3: a back-reference"):
         strings.term(rule)
+
+
+def test_what_a_pattern_spells_out_is_forced() -> None:
+    compiler = GrammarCompiler(byte_vocabulary())
+    matcher = compiler.compile_json_schema({"type": "string", "pattern": "^AV:[NL]:$"}).matcher()
+    assert matcher.forced_bytes() == b'"AV:'
+    for byte in b'"AV:N':
+        assert matcher.accept(byte)
+    assert matcher.forced_bytes() == b':"'
