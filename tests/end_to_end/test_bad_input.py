@@ -51,7 +51,7 @@ def test_a_truncated_gguf_is_refused_by_path(smollm2: Path, tmp_path: Path, kept
     assert "\n" not in str(caught.value)
 
 
-SCHEMA = {"type": "object", "properties": {"a": {"unevaluatedItems": False}}}
+SCHEMA = {"type": "object", "properties": {"a": {"not": {"uniqueItems": True}}}, "required": ["a"]}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"unevaluatedItems": False}}}
     [
         ("word " * 9000, {}, PromptTooLong, ["9001", "8192"]),
         ("x", {"regex": "[a-"}, InvalidConstraint, ["regex"]),
-        ("x", {"json_schema": SCHEMA}, UnsupportedConstraint, ["unevaluatedItems", "perties/a"]),
+        ("x", {"json_schema": SCHEMA}, UnsupportedConstraint, ["uniqueItems", "perties/a"]),
         ("x", {"json_schema": {"type": "strnig"}}, ConstraintError, ["strnig"]),
         ("x", {"regex": "[0-9]{20}"}, PalmetteError, ["20", "8"]),
     ],
