@@ -8,9 +8,9 @@ Varatalu, Veanes, Ernits, *RE#*, 2025, on lookarounds as conditions on both side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, KeysView
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from palmette.grammar.codepoints import ANY, CodePoints
 from palmette.grammar.errors import GrammarTooComplex, UnsupportedGrammar
@@ -112,6 +112,7 @@ class Contexts:
             self._tests[each] = numbers[each.item]
         self._node = node
         self._spend = spend
+        self._reached: dict[Context, KeysView[Context]] = {}
         self.start: Context = (0,) * (len(self._machines) + 1)
 
     @cached_property
@@ -160,21 +161,29 @@ class Contexts:
         return found != test.is_negative
 
     def reachable(self) -> list[Context]:
-        """All that can be, the start first; GrammarTooComplex if there are too many."""
+        """The start and what can be after it; GrammarTooComplex if there are too many."""
+        return [self.start, *self.reached(self.start)]
+
+    def reached(self, start: Context) -> KeysView[Context]:
+        """All that can be after one or more characters; GrammarTooComplex if there are too many."""
         if self.inside is not None:
-            return [self.start, self.inside]
-        seen = dict.fromkeys([self.start])
-        pending = [self.start]
+            return {self.inside: None}.keys()
+        known = self._reached.get(start)
+        if known is not None:
+            return known
+        seen: dict[Context, None] = {}
+        pending = [start]
         for context in pending:  # grows on the way
             self._spend(len(self.alphabet))
             for c in range(len(self.alphabet)):
                 after = self.after(context, c)
                 if after not in seen:
-                    if len(seen) >= _MAX_STATES:
+                    if len(seen) >= _MAX_STATES - 1:  # and one for the start
                         raise _too_many()
                     seen[after] = None
                     pending.append(after)
-        return list(seen)
+        self._reached[start] = seen.keys()
+        return self._reached[start]
 
 
 # A run of the expression: where it stands, and what is still asked of the text that follows.
@@ -187,6 +196,8 @@ class _Demand(NamedTuple):
     is_negative: bool
     runs: frozenset[_Run] | None
 
+
+_State = tuple[Context, frozenset[_Run]]
 
 _AT_END = _Demand(False, None)
 _OVER = 0  # the place after the end of an expression
@@ -368,28 +379,49 @@ class _Builder:
 
     def _explore(self, accepts: Callable[[Iterable[_Run]], bool], *, goes_on: bool) -> Machine:
         contexts = self._contexts
+
+        def after(state: _State, character_class: int) -> _State | None:
+            context, runs = state
+            moved = self._read(runs, context, character_class, goes_on=False)
+            if moved:
+                return contexts.after(context, character_class), moved
+            return (contexts.start, moved) if goes_on else None
+
         first = (contexts.start, self._settle(contexts.start, [(self._begin, frozenset())]))
-        numbers = {first: 0}
-        pending = [first]
-        machine = Machine([], [])
-        for context, runs in pending:  # grows on the way
-            machine.accepting.append(accepts(runs))
-            classes: dict[int, list[int]] = {}
-            for c in range(len(contexts.alphabet)):
-                moved = self._read(runs, context, c, goes_on=False)
-                if not moved and not goes_on:
-                    continue
-                state = (contexts.after(context, c) if moved else contexts.start, moved)
-                if state not in numbers:
-                    if len(numbers) >= _MAX_STATES:
-                        raise _too_many()
-                    numbers[state] = len(numbers)
-                    pending.append(state)
-                classes.setdefault(numbers[state], []).append(c)
-            machine.moves.append(
-                [(contexts.alphabet.characters(each), after) for after, each in classes.items()]
-            )
-        return machine
+        return explored(first, contexts.alphabet, after, lambda state: accepts(state[1]))
+
+
+S = TypeVar("S")
+
+
+def explored(
+    first: S,
+    alphabet: Alphabet,
+    after: Callable[[S, int], S | None],
+    accepts: Callable[[S], bool],
+) -> Machine:
+    """The automaton of all states that characters lead to, `after` a state and a class of them.
+
+    Raises GrammarTooComplex if there are too many.
+    """
+    numbers = {first: 0}
+    pending = [first]
+    machine = Machine([], [])
+    for state in pending:  # grows on the way
+        machine.accepting.append(accepts(state))
+        classes: dict[int, list[int]] = {}
+        for c in range(len(alphabet)):
+            moved = after(state, c)
+            if moved is None:
+                continue
+            if moved not in numbers:
+                if len(numbers) >= _MAX_STATES:
+                    raise _too_many()
+                numbers[moved] = len(numbers)
+                pending.append(moved)
+            classes.setdefault(numbers[moved], []).append(c)
+        machine.moves.append([(alphabet.characters(each), n) for n, each in classes.items()])
+    return machine
 
 
 class _Speller:

@@ -9,6 +9,7 @@ from palmette.grammar.regex.machine import (
     Context,
     Contexts,
     Machine,
+    explored,
     machine_of,
     machine_term,
 )
@@ -106,7 +107,6 @@ class _Asserting:
         self._contexts = contexts
         self._all = self._contexts.reachable()
         self._anything = self._store.repeat(spelling.one_of(ANY), 0, None)
-        self._known_reached: dict[Context, set[Context]] = {}
         self._known_leads: dict[tuple[Context, frozenset[Context]], Term] = {}
 
     def full_match(self) -> Term:
@@ -192,7 +192,7 @@ class _Asserting:
         ends_here = context in group
         if term == store.epsilon:
             return term if ends_here else store.empty
-        reached = self._reached(context)
+        reached = self._contexts.reached(context)
         if reached <= group:
             if ends_here or not term.nullable:
                 return term
@@ -207,46 +207,15 @@ class _Asserting:
             )
         return store.both(term, leads)
 
-    def _reached(self, context: Context) -> set[Context]:
-        """The contexts after one or more characters."""
-        contexts = self._contexts
-        if contexts.inside is not None:
-            return {contexts.inside}
-        known = self._known_reached.get(context)
-        if known is not None:
-            return known
-        seen: dict[Context, None] = {}
-        pending = [context]
-        for here in pending:  # grows on the way
-            self._store.spend(len(contexts.alphabet))
-            for c in range(len(contexts.alphabet)):
-                after = contexts.after(here, c)
-                if after not in seen:
-                    seen[after] = None
-                    pending.append(after)
-        self._known_reached[context] = set(seen)
-        return self._known_reached[context]
-
     def _leads(self, context: Context, group: frozenset[Context]) -> Machine:
         """The texts that lead from the context to one of the group."""
         contexts = self._contexts
-        numbers = {context: 0}
-        pending = [context]
-        machine = Machine([], [])
-        for here in pending:  # grows on the way
-            self._store.spend(len(contexts.alphabet))
-            machine.accepting.append(here in group)
-            classes: dict[int, list[int]] = {}
-            for c in range(len(contexts.alphabet)):
-                after = contexts.after(here, c)
-                if after not in numbers:
-                    numbers[after] = len(numbers)
-                    pending.append(after)
-                classes.setdefault(numbers[after], []).append(c)
-            machine.moves.append(
-                [(contexts.alphabet.characters(each), after) for after, each in classes.items()]
-            )
-        return machine
+
+        def after(here: Context, character_class: int) -> Context:
+            self._store.spend()
+            return contexts.after(here, character_class)
+
+        return explored(context, contexts.alphabet, after, group.__contains__)
 
 
 def _few_contexts(node: Node, spelling: Spelling) -> Contexts | None:
