@@ -1,12 +1,13 @@
 """The engines that are compared, each as its own documentation would have it used.
 
-All masks are packed bits in memory that is allocated once, but for ours, which are bool. Options
-are the strictest that each library has for compact JSON.
+All masks are packed bits in memory that is allocated once. Options are the strictest that each
+library has for compact JSON.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,27 +51,31 @@ class Session(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """An engine over one vocabulary."""
 
     # Ways to find what is forced. "tokens": tokens that the engine names; "bytes": tokens that lie
     # within the bytes it names, whether or not what follows could be joined to the last of them;
     # "canonical": tokens that the tokenizer would choose whatever follows, as our engine jumps.
-    ways: tuple[str, ...]
+    ways: tuple[str, ...] = ()
 
+    @abstractmethod
     def compile(self, schema: str) -> Any:
         """Raises whatever the library does for a schema that it refuses."""
-        ...
 
-    def start(self, compiled: Any) -> Session: ...
+    @abstractmethod
+    def start(self, compiled: Any) -> Session:
+        """At the beginning of a text."""
 
     def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
         """Tokens of a valid text that need no look at the model, since the engine forces them."""
-        ...
+        return along(self.start(compiled), way, token_ids)
 
 
-class Ours:
+class Ours(Engine):
     """Palmette, by the machine of that name or else the faster one that there is."""
+
+    ways = ("tokens", "bytes", "canonical")
 
     def __init__(
         self,
@@ -84,25 +89,20 @@ class Ours:
 
         vocabulary = Vocabulary(tokens.token_bytes, tokens.stop_token_ids)
         self._compiler: Any = GrammarCompiler(vocabulary, machine=machine)
-        self._options = {} if order == "declared" else {"order": order}
+        self._order = order
         self._spelling = Spelling(vocabulary, _encoder(tokens))
         self._token_bytes = tokens.token_bytes
         self._row: Any = np.zeros(-(-len(tokens.token_bytes) // 32), np.int32)
-        try:
-            self._compiler.compile_regex("a").matcher().fill_mask(self._row)
-        except ValueError:  # this machine writes no packed bits
-            self._row = np.zeros(len(tokens.token_bytes), np.bool_)
-        self.ways: tuple[str, ...] = ("tokens", "bytes", "canonical")
 
     def compile(self, schema: str) -> Any:
-        return self._compiler.compile_json_schema(schema, **self._options)
+        return self._compiler.compile_json_schema(schema, order=self._order)
 
     def start(self, compiled: Any) -> Session:
         return _OurSession(compiled.matcher(), self._row, self._token_bytes)
 
     def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
         if way != "canonical":
-            return along(self.start(compiled), way, token_ids)
+            return super().num_forced(compiled, way, token_ids)
         from palmette.grammar.jump import forced_share
 
         text = b"".join(self._token_bytes[token_id] for token_id in token_ids)
@@ -125,7 +125,6 @@ class _OurSession:
         self._matcher = matcher
         self._row = row
         self._bits = row.view(np.uint8)
-        self._is_packed = row.dtype == np.int32
         self._token_bytes = token_bytes
 
     def accept(self, token_id: int) -> bool:
@@ -136,8 +135,6 @@ class _OurSession:
         self._matcher.fill_mask(self._row)
 
     def allows(self, token_id: int) -> bool:
-        if not self._is_packed:
-            return bool(self._row[token_id])
         return is_set(self._bits, token_id)
 
     def num_forced(self, way: str, upcoming: Sequence[int]) -> int:
@@ -146,10 +143,10 @@ class _OurSession:
         return num_equal(self._matcher.forced_tokens(), upcoming)
 
 
-class LLGuidance:
+class LLGuidance(Engine):
     """llguidance: no whitespace, and the slices of the vocabulary that it has for JSON."""
 
-    ways: tuple[str, ...] = ("tokens", "bytes")
+    ways = ("tokens", "bytes")
 
     def __init__(self, tokens: Tokens, order: Order = "declared") -> None:
         import llguidance
@@ -179,9 +176,6 @@ class LLGuidance:
 
     def start(self, compiled: Any) -> Session:
         return _LLGuidanceSession(compiled.deep_copy(), self._packed, self._token_bytes)
-
-    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
-        return along(self.start(compiled), way, token_ids)
 
 
 def _with_decoder(serialized: str) -> str:
@@ -242,12 +236,12 @@ class _LLGuidanceSession:
         return num_equal(self._matcher.compute_ff_tokens(), upcoming)
 
 
-class XGrammar:
+class XGrammar(Engine):
     """XGrammar: no whitespace, one thread. Strict, which is its default, it forbids all that a
     schema does not declare; dynamic, it puts off until a mask is needed what it else compiles.
     """
 
-    ways: tuple[str, ...] = ("tokens", "bytes")
+    ways = ("tokens", "bytes")
 
     def __init__(
         self,
@@ -280,9 +274,6 @@ class XGrammar:
     def start(self, compiled: Any) -> Session:
         return _XGrammarSession(self._new_matcher(compiled), self._packed, self._token_bytes)
 
-    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
-        return along(self.start(compiled), way, token_ids)
-
 
 class _XGrammarSession:
     def __init__(self, matcher: Any, packed: Any, token_bytes: Sequence[bytes]) -> None:
@@ -309,10 +300,8 @@ class _XGrammarSession:
         return num_equal(self._matcher.find_jump_forward_tokens(), upcoming)
 
 
-class OutlinesCore:
+class OutlinesCore(Engine):
     """outlines-core: an index of the regex that it makes of a schema."""
-
-    ways: tuple[str, ...] = ()
 
     def __init__(self, tokens: Tokens, order: Order = "declared") -> None:
         import outlines_core
@@ -338,9 +327,6 @@ class OutlinesCore:
     def start(self, compiled: Any) -> Session:
         return _OutlinesCoreSession(self._library.Guide(compiled), self._packed)
 
-    def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
-        raise NotImplementedError("outlines-core names nothing that is forced")
-
 
 class _OutlinesCoreSession:
     def __init__(self, guide: Any, packed: Any) -> None:
@@ -360,7 +346,7 @@ class _OutlinesCoreSession:
         return is_set(self._bits, token_id)
 
     def num_forced(self, way: str, upcoming: Sequence[int]) -> int:
-        raise NotImplementedError("outlines-core names nothing that is forced")
+        return 0  # it names nothing
 
 
 Maker = Callable[[Tokens, Order], Engine]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from palmette.grammar.backends.own import choices_of
 from palmette.grammar.backends.protocol import Kind, UnsupportedByBackend
 from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGrammar
 from palmette.grammar.limits import Limits
@@ -204,14 +206,33 @@ class TextTokens:
             )
 
 
-def packed_row(num_rows: int) -> NDArray[np.int32]:
-    """A mask as the libraries write it, [1, ceil(num_rows / 32)]: bit i of word j is 32 j + i."""
-    return np.zeros((1, -(-num_rows // 32)), np.int32)
+def with_end_token(vocabulary: Vocabulary) -> list[bytes]:
+    """The bytes of every row, and one row more for the end-of-sequence token that a library wants.
+
+    It is nobody else's, since we allow our stop tokens ourselves.
+    """
+    padding = vocabulary.num_rows - vocabulary.num_tokens
+    return [*vocabulary.token_bytes, *[b""] * (padding + 1)]
 
 
-def unpack(packed: NDArray[np.int32], row: BoolArray) -> None:
-    """Set `row` to the bits of a packed mask."""
-    row[:] = np.unpackbits(packed.view(np.uint8).ravel(), count=row.size, bitorder="little")
+class PackedMask:
+    """A mask as libraries write it over the rows of `with_end_token`.
+
+    `words` are int32 [1, ceil((num_rows + 1) / 32)]: bit i of word j is row 32 j + i.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.words: NDArray[np.int32] = np.zeros((1, -(-(num_rows + 1) // 32)), np.int32)
+
+    def unpack(self, row: BoolArray) -> None:
+        """Set `row` to the bits."""
+        bits = self.words.view(np.uint8).ravel()
+        row[:] = np.unpackbits(bits, count=row.size, bitorder="little")
+
+
+def quoted_choices(source: str) -> str:
+    """Choices as alternatives in the notation that Lark and GBNF share. See `choices_of`."""
+    return " | ".join(json.dumps(option, ensure_ascii=False) for option in choices_of(source))
 
 
 def check_source(

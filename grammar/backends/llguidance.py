@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -10,17 +9,17 @@ from typing import Any
 from palmette.grammar.backends.adapted import (
     AdaptedGrammar,
     BoolArray,
+    PackedMask,
     Remembered,
     TextTokens,
     check_options,
     check_source,
     encoded,
-    packed_row,
+    quoted_choices,
     refusals_of,
-    unpack,
     with_ascii_classes,
+    with_end_token,
 )
-from palmette.grammar.backends.own import choices_of
 from palmette.grammar.backends.protocol import BackendNotInstalled, Feature, Kind
 from palmette.grammar.errors import (
     GrammarError,
@@ -105,8 +104,7 @@ class LLGuidanceBackend:
                 whitespace = {"whitespace_pattern": _FLEXIBLE}
             return str(make.grammar_from_json_schema(source, overrides=whitespace))
         if kind == "choices":
-            options_of = [json.dumps(each, ensure_ascii=False) for each in choices_of(source)]
-            source = "start: " + " | ".join(options_of)
+            source = "start: " + quoted_choices(source)
         elif kind == "regex":
             body = self._library.regex_to_lark(with_ascii_classes(source), use_ascii="")
             source = "start: /" + body.replace("\n", r"\n") + "/"
@@ -127,17 +125,13 @@ class LLGuidanceBackend:
 
 
 class _WrappedVocabulary:
-    """A vocabulary as the library asks for one.
-
-    It wants one end-of-sequence token: it gets one behind all others, since we allow our stop
-    tokens ourselves.
-    """
+    """A vocabulary as the library asks for one."""
 
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode | None) -> None:
-        padding = vocabulary.num_rows - vocabulary.num_tokens
-        self.tokens = [*vocabulary.token_bytes, *[b""] * padding, b"<|end|>"]
+        self.tokens = with_end_token(vocabulary)
+        self.tokens[-1] = b"<|end|>"  # it must have some
         self.eos_token_id = vocabulary.num_rows
         self.special_token_ids = [self.eos_token_id]
         self._vocabulary = vocabulary
@@ -174,7 +168,7 @@ class _Cursor:
     def __init__(self, matcher: Any, num_rows: int) -> None:
         self._matcher = matcher
         self._num_rows = num_rows
-        self._packed = packed_row(num_rows + 1)
+        self._mask = PackedMask(num_rows)
 
     @property
     def is_complete(self) -> bool:
@@ -182,9 +176,10 @@ class _Cursor:
         return complete
 
     def write_allowed(self, row: BoolArray) -> None:
-        self._matcher.unsafe_compute_mask_ptr(self._packed.ctypes.data, self._packed.nbytes)
+        words = self._mask.words
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._raise_error()
-        unpack(self._packed, row)
+        self._mask.unpack(row)
 
     def advance(self, token_id: int) -> bool:
         accepted: int = self._matcher.try_consume_tokens([token_id])

@@ -12,7 +12,6 @@ from palmette.grammar.backends.protocol import BackendGrammar, Feature, Kind, Un
 from palmette.grammar.compiler import GrammarCompiler
 from palmette.grammar.errors import GrammarError, InvalidGrammar
 from palmette.grammar.limits import Limits
-from palmette.grammar.matcher import Matcher
 from palmette.grammar.vocabulary import Vocabulary
 
 
@@ -20,6 +19,8 @@ class PalmetteBackend:
     """The default: everything, enforced exactly or refused."""
 
     name = "palmette"
+    kinds: frozenset[Kind] = frozenset(get_args(Kind))
+    features: frozenset[Feature] = frozenset({"budget", "forced_bytes"})
 
     def __init__(self, vocabulary: Vocabulary, *, limits: Limits | None = None) -> None:
         self.compiler = GrammarCompiler(vocabulary, limits=limits)
@@ -35,19 +36,6 @@ class PalmetteBackend:
     @property
     def vocabulary(self) -> Vocabulary:
         return self.compiler.vocabulary
-
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        """The kinds that the compiler has a method for."""
-        kinds: tuple[Kind, ...] = get_args(Kind)
-        return frozenset(kind for kind in kinds if hasattr(self.compiler, f"compile_{kind}"))
-
-    @property
-    def features(self) -> frozenset[Feature]:
-        features: set[Feature] = {"budget"}
-        if hasattr(Matcher, "forced_bytes"):
-            features.add("forced_bytes")
-        return frozenset(features)
 
     def compile(
         self, kind: Kind, source: str, options: Mapping[str, object] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,15 +9,15 @@ from typing import Any
 from palmette.grammar.backends.adapted import (
     AdaptedGrammar,
     BoolArray,
+    PackedMask,
     TextTokens,
     check_options,
     check_source,
     encoded,
-    packed_row,
+    quoted_choices,
     refusals_of,
-    unpack,
+    with_end_token,
 )
-from palmette.grammar.backends.own import choices_of
 from palmette.grammar.backends.protocol import BackendNotInstalled, Feature, Kind
 from palmette.grammar.errors import (
     GrammarError,
@@ -56,11 +55,8 @@ class XGrammarBackend:
         self._library: Any = xgrammar
         self._limits = limits or Limits()
         self._tokens = TextTokens(vocabulary)
-        # Tokens without bytes are special to it. It is given an end-of-sequence token behind all
-        # others, since we allow our stop tokens ourselves.
-        padding = vocabulary.num_rows - vocabulary.num_tokens
         info = xgrammar.TokenizerInfo(
-            [*vocabulary.token_bytes, *[b""] * (padding + 1)],
+            with_end_token(vocabulary),  # those without bytes are special to it
             xgrammar.VocabType.RAW,
             stop_token_ids=[vocabulary.num_rows],
         )
@@ -112,8 +108,7 @@ class XGrammarBackend:
         if kind == "structural_tag":
             return compiler.compile_structural_tag(source)
         if kind == "choices":
-            options_of = [json.dumps(each, ensure_ascii=False) for each in choices_of(source)]
-            return compiler.compile_grammar("root ::= " + " | ".join(options_of))
+            return compiler.compile_grammar("root ::= " + quoted_choices(source))
         if options.get("syntax") == "lark":
             return compiler.compile_lark(source)
         return compiler.compile_grammar(source)
@@ -133,7 +128,7 @@ class _Cursor:
     def __init__(self, matcher: Any, num_rows: int) -> None:
         self._matcher = matcher
         self._num_rows = num_rows
-        self._packed = packed_row(num_rows + 1)
+        self._mask = PackedMask(num_rows)
 
     @property
     def is_complete(self) -> bool:
@@ -141,8 +136,8 @@ class _Cursor:
         return complete
 
     def write_allowed(self, row: BoolArray) -> None:
-        if self._matcher.fill_next_token_bitmask(self._packed):
-            unpack(self._packed, row)
+        if self._matcher.fill_next_token_bitmask(self._mask.words):
+            self._mask.unpack(row)
         else:  # everything may come, and nothing was written
             row[:] = True
 
