@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from palmette.grammar.automaton import Automaton
 from palmette.grammar.lexemes import Lexemes
 from palmette.grammar.mask import Mask, doubtful_tokens, try_tokens
-from palmette.grammar.terms import UNFOLDED, Kind, Rule, Term
+from palmette.grammar.terms import UNFOLDED, Kind, Term
 from palmette.grammar.token_trie import IntArray
 from palmette.grammar.vocabulary import Vocabulary
 
@@ -28,10 +28,7 @@ _NEEDS_KEPT = 16
 class Planner:
     """Shortest completions of one grammar's states."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, automaton: Automaton, rules: Sequence[Rule] = ()
-    ) -> None:
-        """`rules` come before those whose shortest text calls them, so nothing recurses deeply."""
+    def __init__(self, vocabulary: Vocabulary, automaton: Automaton) -> None:
         self._vocabulary = vocabulary
         self._automaton = automaton
         self._store = automaton.store
@@ -39,15 +36,12 @@ class Planner:
         self._num_tokens: dict[Term, float] = {}
         self._spelled: dict[bytes, list[int] | None] = {}
         self._needs: OrderedDict[Term, NDArray[np.float32]] = OrderedDict()
-        self._rules = rules
-        self._is_ready = False
 
     def clear(self) -> None:
         """Forget every answer."""
         self._num_tokens.clear()
         self._spelled.clear()
         self._needs.clear()
-        self._is_ready = False
 
     def num_tokens(self, term: Term) -> float:
         """Tokens that complete the text from here; infinite if the vocabulary has not the bytes."""
@@ -139,7 +133,10 @@ class Planner:
                 assert term.rule is not None
                 pending.append(term.rule.shortest())
             elif term.kind in UNFOLDED or term.kind == Kind.CAPTURE:
-                pending.append(max(self._store.shortest_steps(term), key=self.num_tokens))
+                steps = self._store.shortest_steps(term)
+                if not steps:
+                    return None
+                pending.append(max(steps, key=self.num_tokens))
             else:
                 items = [item for item in term.items if not self._store.is_empty(item)]
                 pending.append(min(items, key=self.num_tokens))

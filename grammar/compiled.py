@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from palmette.grammar.limits import Limits
 from palmette.grammar.mask import MaskBuilder, SharedMasks
 from palmette.grammar.patience import current_patience
 from palmette.grammar.term_store import TermStore
-from palmette.grammar.terms import Rule, Term
+from palmette.grammar.terms import Term
 from palmette.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -35,21 +34,30 @@ class CompiledGrammar:
         start: Term,
         shared: SharedMasks,
         limits: Limits,
-        *,
-        rules: Sequence[Rule] = (),
         notes: tuple[str, ...] = (),
     ) -> None:
+        self._begin(vocabulary, store, start, limits, notes)
+        self._lock = threading.Lock()
+        self.automaton = Automaton(store, limits)
+        self.masks = MaskBuilder(vocabulary, self.automaton, shared, limits)
+        self.planner = Planner(vocabulary, self.automaton)
+        self._shortest_length: int | None = None
+
+    def _begin(
+        self,
+        vocabulary: Vocabulary,
+        store: TermStore,
+        start: Term,
+        limits: Limits,
+        notes: tuple[str, ...],
+    ) -> None:
+        """What holds for the grammars of every machine."""
         if store.is_empty(start):
             raise UnsatisfiableGrammar("no text satisfies the grammar")
         self.vocabulary = vocabulary
         self.limits = limits
         self.notes = notes
         self.start = start
-        self._lock = threading.Lock()
-        self.automaton = Automaton(store, limits)
-        self.masks = MaskBuilder(vocabulary, self.automaton, shared, limits)
-        self.planner = Planner(vocabulary, self.automaton, rules)
-        self._shortest_length: int | None = None
 
     def matcher(self) -> Matcher:
         """A matcher at the start of a text."""

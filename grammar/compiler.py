@@ -145,7 +145,7 @@ class GrammarCompiler:
     def _grammar(self, reader: _GrammarReader, source: str, start: str | None) -> CompiledGrammar:
         store = self._store()
         emitted = emit_grammar(reader(source, store, start), store)
-        return self._machine.grammar(store, emitted.term, rules=emitted.rules, notes=emitted.notes)
+        return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
     def compile_structural_tag(
         self,
@@ -169,9 +169,7 @@ class GrammarCompiler:
             store = self._store()
             root = read_structural_tag(tag) if isinstance(tag, Mapping) else tag
             emitted = emit_structural_tag(root, store, whitespace, order)
-            return self._machine.grammar(
-                store, emitted.term, rules=emitted.rules, notes=emitted.notes
-            )
+            return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
         kind = f"structural_tag, {is_json}, {whitespace}, {order}"
         return self._remember(kind, source, compile_it)
@@ -179,7 +177,7 @@ class GrammarCompiler:
     def _json_schema(self, source: str, whitespace: Whitespace, order: Order) -> CompiledGrammar:
         store = self._store()
         emitted = emit(Document.read(source), store, whitespace, order)
-        return self._machine.grammar(store, emitted.term, rules=emitted.rules, notes=emitted.notes)
+        return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
     def _regex(self, pattern: str, syntax: RegexSyntax, flags: str) -> CompiledGrammar:
         store = self._store()

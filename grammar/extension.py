@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from palmette.grammar import _native
 from palmette.grammar.compiled import CompiledGrammar
-from palmette.grammar.errors import UnsatisfiableGrammar
 from palmette.grammar.limits import Limits
 from palmette.grammar.matcher import Matcher
 from palmette.grammar.term_store import TermStore
-from palmette.grammar.terms import Rule, Term
+from palmette.grammar.terms import Term
 from palmette.grammar.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -36,16 +34,9 @@ class NativeMachine:
         return _native.TermStore(self._limits, self._vocabulary.alphabet)
 
     def grammar(
-        self,
-        store: TermStore,
-        start: Term,
-        *,
-        rules: Sequence[Rule] = (),
-        notes: tuple[str, ...] = (),
+        self, store: TermStore, start: Term, *, notes: tuple[str, ...] = ()
     ) -> CompiledGrammar:
-        return NativeGrammar(
-            self._vocabulary, store, start, self._shared, self._limits, rules=rules, notes=notes
-        )
+        return NativeGrammar(self._vocabulary, store, start, self._shared, self._limits, notes)
 
 
 class NativeGrammar(CompiledGrammar):
@@ -58,17 +49,9 @@ class NativeGrammar(CompiledGrammar):
         start: Term,
         shared: _native.SharedMasks,
         limits: Limits,
-        *,
-        rules: Sequence[Rule] = (),
         notes: tuple[str, ...] = (),
     ) -> None:
-        if store.is_empty(start):
-            raise UnsatisfiableGrammar("no text satisfies the grammar")
-        self.vocabulary = vocabulary
-        self.limits = limits
-        self.notes = notes
-        self.start = start
-        self._rules = rules
+        self._begin(vocabulary, store, start, limits, notes)
         self.core = _native.Grammar(vocabulary.native, shared, store, start)
 
     def matcher(self) -> Matcher:

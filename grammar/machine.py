@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from functools import cache
 from typing import Literal, Protocol
 
@@ -16,7 +15,7 @@ from palmette.grammar.compiled import CompiledGrammar
 from palmette.grammar.limits import Limits
 from palmette.grammar.mask import SharedMasks
 from palmette.grammar.term_store import TermStore
-from palmette.grammar.terms import Rule, Term
+from palmette.grammar.terms import Term
 from palmette.grammar.vocabulary import Vocabulary
 
 MachineName = Literal["native", "python"]
@@ -41,12 +40,7 @@ class Machine(Protocol):
         ...
 
     def grammar(
-        self,
-        store: TermStore,
-        start: Term,
-        *,
-        rules: Sequence[Rule] = (),
-        notes: tuple[str, ...] = (),
+        self, store: TermStore, start: Term, *, notes: tuple[str, ...] = ()
     ) -> CompiledGrammar:
         """The grammar of a term of such a store."""
         ...
@@ -109,13 +103,6 @@ class PythonMachine:
         return TermStore(self._limits, self._vocabulary.alphabet)
 
     def grammar(
-        self,
-        store: TermStore,
-        start: Term,
-        *,
-        rules: Sequence[Rule] = (),
-        notes: tuple[str, ...] = (),
+        self, store: TermStore, start: Term, *, notes: tuple[str, ...] = ()
     ) -> CompiledGrammar:
-        return CompiledGrammar(
-            self._vocabulary, store, start, self._shared, self._limits, rules=rules, notes=notes
-        )
+        return CompiledGrammar(self._vocabulary, store, start, self._shared, self._limits, notes)

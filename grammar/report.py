@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from palmette.grammar.compiled import CompiledGrammar
+from palmette.grammar.emitted import Emitted
 from palmette.grammar.errors import (
     GrammarError,
     GrammarTooComplex,
@@ -15,7 +16,7 @@ from palmette.grammar.errors import (
     UnsatisfiableGrammar,
     UnsupportedGrammar,
 )
-from palmette.grammar.json_schema import Document, Emitted, emit
+from palmette.grammar.json_schema import Document, emit
 from palmette.grammar.json_schema.emit import Whitespace
 from palmette.grammar.machine import Machine
 from palmette.grammar.mask import BoolArray
@@ -80,7 +81,7 @@ def check_json_schema(
     try:
         emitted = emit(Document.read(source), store, whitespace, order, errors)
         if not errors:
-            grammar = machine.grammar(store, emitted.term, rules=emitted.rules)
+            grammar = machine.grammar(store, emitted.term)
             is_satisfiable = True
     except UnsatisfiableGrammar:
         is_satisfiable = None if errors else False

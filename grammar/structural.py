@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from palmette.grammar.codepoints import ANY
 from palmette.grammar.ebnf import emit as emit_grammar
 from palmette.grammar.ebnf import read_gbnf, read_lark
 from palmette.grammar.ebnf.text import placed
+from palmette.grammar.emitted import Emitted
 from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGrammar
 from palmette.grammar.json_schema import Document
 from palmette.grammar.json_schema import emit as emit_schema
@@ -25,7 +26,7 @@ from palmette.grammar.regex import RegexSyntax, full_match, parse_regex
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.structures import Order
 from palmette.grammar.term_store import TermStore
-from palmette.grammar.terms import Rule, Term
+from palmette.grammar.terms import Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +151,6 @@ Format = (
 _MAX_WATCHED = 10_000  # characters of all strings that end free text
 
 
-class Emitted(NamedTuple):
-    """A structural tag as a term, its rules (see `Planner`), and remarks of the schemas in it."""
-
-    term: Term
-    rules: tuple[Rule, ...]
-    notes: tuple[str, ...]
-
-
 def emit(
     root: Format, store: TermStore, whitespace: Whitespace = "compact", order: Order = "declared"
 ) -> Emitted:
@@ -166,12 +159,11 @@ def emit(
     Raises InvalidGrammar, UnsupportedGrammar, UnsatisfiableGrammar, GrammarTooComplex.
     """
     emitter = _Emitter(store, whitespace, order)
-    return Emitted(emitter.term(root, "#", ()), tuple(emitter.rules), tuple(emitter.notes))
+    return Emitted(emitter.term(root, "#", ()), tuple(emitter.notes))
 
 
 class _Emitter:
     def __init__(self, store: TermStore, whitespace: Whitespace, order: Order) -> None:
-        self.rules: list[Rule] = []
         self.notes: list[str] = []
         self._store = store
         self._whitespace = whitespace
@@ -254,14 +246,12 @@ class _Emitter:
                     each.whitespace or self._whitespace,
                     each.order or self._order,
                 )
-                self.rules += schema.rules
                 self.notes += (f"{where}: {note}" for note in schema.notes)
                 return schema.term
             read = {"gbnf": read_gbnf, "lark": read_lark}[each.syntax]
             grammar = emit_grammar(read(each.source, store, each.start), store)
         except GrammarError as error:
             raise placed(error, where) from error
-        self.rules += grammar.rules
         self.notes += (f"{where}: {note}" for note in grammar.notes)
         return grammar.term
 

@@ -20,6 +20,7 @@ from palmette.grammar.ebnf.nodes import (
 )
 from palmette.grammar.ebnf.recursion import with_loops, without_left_recursion
 from palmette.grammar.ebnf.shortest import Shortest
+from palmette.grammar.emitted import Emitted
 from palmette.grammar.errors import GrammarTooComplex, UnsatisfiableGrammar
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Rule, Term
@@ -30,14 +31,6 @@ _LEXEME_NODES = 256
 _LEXEME_DEPTH = 24
 # Rules that begin with each other in a row. The machine goes through all of them for one byte.
 _FIRST_CALLS = 64
-
-
-class Emitted(NamedTuple):
-    """A grammar as a term, its rules (see `Planner`), and remarks on what derives nothing."""
-
-    term: Term
-    rules: tuple[Rule, ...]
-    notes: tuple[str, ...]
 
 
 def emit(grammar: Grammar, store: TermStore) -> Emitted:
@@ -55,7 +48,7 @@ def emit(grammar: Grammar, store: TermStore) -> Emitted:
     rules = without_left_recursion(rules, shortest, store)
     rules = _reachable(with_loops(rules, store), grammar.start, store)
     emitter = _Emitter(rules, Shortest(rules, store), store)
-    return Emitted(emitter.call(grammar.start), emitter.rules(), tuple(notes))
+    return Emitted(emitter.call(grammar.start), tuple(notes))
 
 
 def _reachable(rules: dict[str, Node], start: str, store: TermStore) -> dict[str, Node]:
@@ -100,9 +93,6 @@ class _Emitter:
         for name in shortest.order:
             if not self._is_regular_rule(name):
                 self._rules[name] = self._rule(name, rules[name])
-
-    def rules(self) -> tuple[Rule, ...]:
-        return tuple(self._rules.values())
 
     def call(self, name: str) -> Term:
         """What the rule allows."""

@@ -1,6 +1,6 @@
 """JSON Schema, draft 2020-12: what a schema means, and the terms that spell its instances."""
 
 from palmette.grammar.json_schema.document import Document
-from palmette.grammar.json_schema.emit import Emitted, emit
+from palmette.grammar.json_schema.emit import emit
 
-__all__ = ["Document", "Emitted", "emit"]
+__all__ = ["Document", "emit"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from palmette.grammar.emitted import Emitted
 from palmette.grammar.errors import GrammarError
 from palmette.grammar.json_schema.document import Document
 from palmette.grammar.json_schema.schemas import Key
@@ -16,14 +17,6 @@ from palmette.grammar.terms import Rule, Term, bits_of
 Whitespace = Literal["compact", "flexible"]
 
 _MAX_BLANKS = 32  # of flexible whitespace, after at most one line end
-
-
-class Emitted(NamedTuple):
-    """A schema as a term, its rules (see `Planner`), and remarks on what constrains nothing."""
-
-    term: Term
-    rules: tuple[Rule, ...]
-    notes: tuple[str, ...]
 
 
 def emit(
@@ -47,8 +40,7 @@ def emit(
         max_branches=store.limits.max_alternatives,
     )
     root = shapes.read(refusals)
-    emitter = _Emitter(shapes, store)
-    return Emitted(emitter.value(root), emitter.rules(), tuple(shapes.schemas.notes))
+    return Emitted(_Emitter(shapes, store).value(root), tuple(shapes.schemas.notes))
 
 
 def punctuation(store: TermStore, whitespace: Whitespace) -> Punctuation:
@@ -86,7 +78,6 @@ class _Emitter:
         self._store = store
         self._terms: dict[Key, Term] = {}
         self._spelled: dict[Shape, Term] = {}
-        self._rules: list[Rule] = []
         for key in shapes.order:
             place = shapes.places[key]
             scalars = [shape.term for shape in place.shapes if isinstance(shape, Scalar)]
@@ -100,11 +91,7 @@ class _Emitter:
                 shortest=lambda key=key: self._shortest(key),  # type: ignore[misc]
                 min_bytes=place.min_bytes,
             )
-            self._rules.append(rule)
             self._terms[key] = store.call(rule)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return tuple(self._rules)
 
     def value(self, key: Key) -> Term:
         """A value that is valid at a satisfiable place."""

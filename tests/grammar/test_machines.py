@@ -379,7 +379,7 @@ def test_a_grammar_that_nobody_uses_is_collected_though_its_rules_hold_its_store
             return store.literal(b"ab")
 
         rule = Rule("ab", build, shortest=build, min_bytes=2)
-        return machine.grammar(store, store.call(rule), rules=(rule,)).matcher()
+        return machine.grammar(store, store.call(rule)).matcher()
 
     matcher = make()
     assert mask_of(matcher, vocabulary).any()
