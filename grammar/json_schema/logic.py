@@ -6,7 +6,7 @@ and of refuted rules. A claim about another place (the value of a member, an ite
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 
 from palmette.grammar.errors import (
@@ -592,18 +592,26 @@ class Logic:
         known = self._void.get(key)
         if known is not None:
             return known
-        if not key or self._depth >= _QUICK_DEPTH:
+        if not key:
             return False
+        result = self._quickly(
+            lambda: all(self._is_void_for(self.formula_of(key, kind), kind) for kind in ALL_TYPES)
+        )
+        if result or (result is False and self._depth == 0):
+            self._void[key] = result
+        return bool(result)
+
+    def _quickly(self, look: Callable[[], bool]) -> bool | None:
+        """What a quick look finds; None if that is not known, or refused if it is ever needed."""
+        if self._depth >= _QUICK_DEPTH:
+            return None
         self._depth += 1
         try:
-            result = all(self._is_void_for(self.formula_of(key, kind), kind) for kind in ALL_TYPES)
+            return look()
         except (_NotKnownYetError, InvalidGrammar, UnsupportedGrammar):
-            return False  # not known, or refused if it is ever needed
+            return None
         finally:
             self._depth -= 1
-        if result or self._depth == 0:
-            self._void[key] = result
-        return result
 
     def _is_void_for(self, formula: Formula, kind: Type) -> bool:
         if isinstance(formula, bool):
@@ -753,7 +761,7 @@ class Logic:
     def _rivals(self, formulas: dict[int, Formula], kind: Type) -> dict[int, list[int]]:
         """For each formula, those that may hold at the same time."""
         rivals: dict[int, list[int]] = {index: [] for index in formulas}
-        if len(formulas) > 2 and self._are_told_apart(formulas, kind):
+        if len(formulas) > 2 and self._quickly(lambda: self._are_told_apart(formulas)):
             return rivals
         indices = list(formulas)
         for place, index in enumerate(indices):
@@ -764,25 +772,17 @@ class Logic:
         return rivals
 
     def _may_both_hold(self, one: Formula, other: Formula, kind: Type) -> bool:
-        if self._depth >= _QUICK_DEPTH:
-            return True
-        self._depth += 1
-        try:
-            return not self._is_void_for(all_of((one, other)), kind)
-        except (_NotKnownYetError, InvalidGrammar, UnsupportedGrammar):
-            return True
-        finally:
-            self._depth -= 1
+        return not self._quickly(lambda: self._is_void_for(all_of((one, other)), kind))
 
-    def _are_told_apart(self, formulas: dict[int, Formula], kind: Type) -> bool:
+    def _are_told_apart(self, formulas: dict[int, Formula]) -> bool:
         """Whether their values, or those of one required member, are lists without overlap."""
         owners: dict[str | None, dict[object, int]] = {}
         is_first = True
         for index, formula in formulas.items():
-            for case in self._few_cases(formula, kind):
-                if case is None:
+            for number, case in enumerate(self._cases(formula)):
+                if number == _QUICK_CASES:
                     return False
-                told = self._literals(case, kind, None if is_first else owners.keys())
+                told = self._literals(case, None if is_first else owners.keys())
                 for name, identities in told.items():
                     known = owners.setdefault(name, {})
                     if any(known.setdefault(each, index) != index for each in identities):
@@ -794,24 +794,8 @@ class Logic:
                     return False
         return True
 
-    def _few_cases(self, formula: Formula, kind: Type) -> Iterator[tuple[Leaf, ...] | None]:
-        """The cases, ending in None if there are many or they are not known."""
-        if self._depth >= _QUICK_DEPTH:
-            yield None
-            return
-        self._depth += 1
-        try:
-            for number, case in enumerate(self._cases(formula)):
-                yield case if number < _QUICK_CASES else None
-                if number == _QUICK_CASES:
-                    return
-        except (_NotKnownYetError, InvalidGrammar, UnsupportedGrammar):
-            yield None
-        finally:
-            self._depth -= 1
-
     def _literals(
-        self, leaves: Iterable[Leaf], kind: Type, wanted: Iterable[str | None] | None
+        self, leaves: Iterable[Leaf], wanted: Iterable[str | None] | None
     ) -> dict[str | None, frozenset[object]]:
         """Identities of all values (None), and of those of required members, where listed."""
         found: dict[str | None, frozenset[object]] = {}

@@ -101,6 +101,24 @@ CONDITIONS: list[tuple[Any, list[str], list[str]]] = [
         ["{}", '{"a":1,"b":2}'],
     ),
     (
+        # Told apart by what they refer back to, which is not known yet when they are compared.
+        {
+            "oneOf": [
+                *(
+                    {
+                        "type": "object",
+                        "properties": {"a": {"$ref": "#"}, name: {"type": "integer"}},
+                        "required": ["a"],
+                    }
+                    for name in "xyz"
+                ),
+                {"type": "null"},
+            ]
+        },
+        ["null", '{"a":null,"x":1,"y":[],"z":[]}', '{"a":{"a":null,"x":"","y":""},"y":"","z":""}'],
+        ["1", "{}", '{"a":null}', '{"a":null,"x":1,"y":1,"z":[]}', '{"a":{},"x":1,"y":[],"z":[]}'],
+    ),
+    (
         {"type": "object", "dependentRequired": {"a": ["b", "c"]}},
         ["{}", '{"b":1}', '{"a":1,"b":1,"c":1}'],
         ['{"a":1}', '{"a":1,"b":1}'],
