@@ -63,21 +63,32 @@ def distinct_names(shape: Members[Term], store: TermStore) -> Members[Term]:
 
 
 def _scarce_texts(values: Iterable[Term], demand: int, store: TermStore) -> list[bytes]:
-    """All texts of the languages that have no more than `demand`."""
+    """All texts of the languages that have no more than `demand`.
+
+    What is left of a language without the scarce texts of others is a language too.
+    """
     scarce: dict[bytes, None] = {}
-    for value in dict.fromkeys(values):
-        texts = list(first_texts(value, min(demand, _MOST_SCARCE) + 1, store))
-        if len(texts) > demand:
-            continue
-        if len(texts) > _MOST_SCARCE or len(scarce) > _MOST_SCARCE:
-            # Perhaps more than enough, but not enough to be sure without counting them all.
-            if not _is_endless(value, store):
-                raise GrammarTooComplex(
-                    f"more than {_MOST_SCARCE} texts of which none may come twice"
-                )
-            continue
-        scarce.update(dict.fromkeys(texts))
+    plentiful = list(dict.fromkeys(values))
+    num_known = -1
+    while num_known < len(scarce):
+        num_known = len(scarce)
+        plentiful = [each for each in plentiful if not _add_scarce(each, scarce, demand, store)]
     return list(scarce)
+
+
+def _add_scarce(value: Term, scarce: dict[bytes, None], demand: int, store: TermStore) -> bool:
+    """Add the texts that are not known yet if they are no more than `demand`; whether they are."""
+    others = less(value, frozenset(scarce), store)
+    texts = list(first_texts(others, min(demand, _MOST_SCARCE) + 1, store))
+    if len(texts) > demand:
+        return False
+    if len(texts) > _MOST_SCARCE or len(scarce) > _MOST_SCARCE:
+        # Perhaps more than enough, but not enough to be sure without counting them all.
+        if not _is_endless(value, store):
+            raise GrammarTooComplex(f"more than {_MOST_SCARCE} texts of which none may come twice")
+        return False
+    scarce.update(dict.fromkeys(texts))
+    return True
 
 
 def _is_endless(value: Term, store: TermStore) -> bool:

@@ -517,6 +517,23 @@ def test_a_unique_array_of_few_values_is_as_long_as_there_are_values() -> None:
     assert not accepts(grammar, text.replace(",7,", ",8,"))
 
 
+def test_what_others_leave_of_a_language_that_must_not_repeat_may_be_scarce() -> None:
+    store = new_store()
+    shared = tuple(b"%d" % number for number in range(10, 16))
+    shape = Items(
+        punctuation=punctuation(store),
+        prefix=((Part(shared),),),
+        rest=(Part((b"1", *shared)),),
+        min_items=5,
+        is_unique=True,
+    )
+    grammar = compiled(store, term_of(store, shape))
+    plan = grammar.planner.plan(grammar.start)
+    assert plan is not None
+    assert text_of(vocabulary, plan) == b"[10,1,11,12,13]"
+    assert grammar.shortest_length == len(plan)
+
+
 def test_items_that_must_differ_must_be_regular() -> None:
     store = new_store()
     marks = punctuation(store)
