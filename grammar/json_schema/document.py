@@ -83,19 +83,6 @@ class Document:
             self._parts[pointer] = part
         return self._parts[pointer]
 
-    def child(self, pointer: str, *tokens: str | int) -> str:
-        """The pointer of a part of a part."""
-        return pointer_to(pointer, tokens)
-
-    def schema_at(self, pointer: str) -> dict[str, Json] | bool:
-        """The schema that `pointer` names; InvalidGrammar if it is none."""
-        part = self.at(pointer)
-        if not isinstance(part, (dict, bool)):
-            raise InvalidGrammar(
-                f"a schema is an object or a boolean, got {describe(part)}", pointer=pointer
-            )
-        return part
-
     # Resources and references
 
     def resource_of(self, pointer: str) -> Resource:
@@ -108,7 +95,7 @@ class Document:
 
     def resolve(self, reference: Json, pointer: str, keyword: str = "$ref") -> str:
         """The pointer that the reference of the schema at `pointer` leads to."""
-        where = self.child(pointer, keyword)
+        where = pointer_to(pointer, [keyword])
         if not isinstance(reference, str):
             raise InvalidGrammar(
                 f"{keyword} must be a string, got {describe(reference)}", pointer=where
@@ -165,7 +152,7 @@ class Document:
             raise UnsupportedGrammar(
                 f"{keyword} to another document, {reference!r}, is not supported",
                 feature=keyword,
-                pointer=self.child(pointer, keyword),
+                pointer=pointer_to(pointer, [keyword]),
             )
         return resource, unquote(fragment)
 
@@ -178,7 +165,7 @@ class Document:
         declared = schema.get("$schema") if isinstance(schema, dict) else None
         if declared is None:
             return None
-        where = self.child(pointer, "$schema")
+        where = pointer_to(pointer, ["$schema"])
         if not isinstance(declared, str):
             raise InvalidGrammar("$schema must be a string", pointer=where)
         dialect = DIALECTS.get(declared.rstrip("#").partition("://")[2].rstrip("/"))
@@ -317,9 +304,8 @@ def spell(value: Json, *, escaped: bool = False) -> bytes:
 
     Raises UnicodeEncodeError for a lone surrogate.
     """
-    text = _text_of(value)
-    text.encode()
-    return _text_of(value, escaped=True).encode() if escaped else text.encode()
+    plain = _text_of(value).encode()
+    return _text_of(value, escaped=True).encode() if escaped else plain
 
 
 def _text_of(value: Json, escaped: bool = False) -> str:

@@ -184,6 +184,3 @@ WIDER: dict[str, str | None] = {
     "idn-hostname": None,
     "regex": None,
 }
-
-# Formats of the specification that are not enforced at all.
-REFUSED: frozenset[str] = frozenset()

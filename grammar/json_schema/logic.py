@@ -17,7 +17,6 @@ from palmette.grammar.errors import (
 from palmette.grammar.json_schema import readers
 from palmette.grammar.json_schema.document import Json, identity
 from palmette.grammar.json_schema.formats import PATTERNS
-from palmette.grammar.json_schema.formats import REFUSED as REFUSED_FORMATS
 from palmette.grammar.json_schema.formulas import And, Formula, Leaf, Or, all_of, any_of
 from palmette.grammar.json_schema.keywords import ALL_TYPES, Type
 from palmette.grammar.json_schema.numbers import Bounds, NumberRule
@@ -362,14 +361,9 @@ class Logic:
             return _ANY_STRING
         pattern = readers.text(schema, "pattern")
         name = readers.text(schema, "format")
-        where = schema.where("format")
-        if name in REFUSED_FORMATS:
-            raise UnsupportedGrammar(
-                f"the format {name!r} is not supported", feature="format", pointer=where
-            )
         if name is not None and name not in PATTERNS:
             self.schemas.notes[
-                f"{where}: the format {name!r} is unknown and constrains nothing"
+                f"{schema.where('format')}: the format {name!r} is unknown and constrains nothing"
             ] = None
             name = None
         return StringRule(

@@ -44,10 +44,6 @@ class Bounds:
     is_high_open: bool = False
 
     @property
-    def is_unbounded(self) -> bool:
-        return self.low is None and self.high is None
-
-    @property
     def is_empty(self) -> bool:
         """Whether no number is in it."""
         if self.low is None or self.high is None:

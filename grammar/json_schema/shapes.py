@@ -108,10 +108,6 @@ class Shapes:
             raise UnsatisfiableGrammar("no JSON value satisfies the schema", pointer="#")
         return root
 
-    def is_satisfiable(self, key: Key) -> bool:
-        """Whether some value is valid at the key."""
-        return self.places[key].min_bytes is not None
-
     # From keys to shapes
 
     def _shapes(self, key: Key) -> list[Shape]:

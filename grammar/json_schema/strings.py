@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from palmette.grammar.codepoints import ANY
-from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
+from palmette.grammar.errors import GrammarError, UnsupportedGrammar
 from palmette.grammar.json_schema.formats import PATTERNS, WIDER
 from palmette.grammar.limits import Limits
 from palmette.grammar.recipes import RECIPES
@@ -201,13 +201,6 @@ class Strings:
 def _format(pattern: str) -> Node:
     """One of the patterns of `formats`, read once."""
     return parse_regex(pattern, Limits())
-
-
-def check_string(value: object, pointer: str) -> str:
-    """The value, which must be a string."""
-    if not isinstance(value, str):
-        raise InvalidGrammar("must be a string", pointer=pointer)
-    return value
 
 
 def _union(one: tuple[_T, ...], other: tuple[_T, ...]) -> tuple[_T, ...]:
