@@ -2,7 +2,7 @@
 
 - Matching a long key, by nodes in the tree, by tokens in the key, and by branch points on its path.
 - Inserting, leasing and releasing, by nodes in the tree; inserting by tokens.
-- Evicting 10,000 pages, by nodes in the tree.
+- Evicting as many pages, by nodes in the tree.
 - Evicting all pages, by pages, from trees of three shapes, and page by page. Beside it, the least
   that any order of use costs in Python: as many entries leave an OrderedDict, oldest first. Where
   its line is steeper than 1, it is the machine's memory that gets slower, not the tree.
@@ -49,7 +49,7 @@ POLICIES: tuple[PolicyName, ...] = ("program", "lpm", "fcfs")
 
 MATCH_GOAL_NODES = 10_000
 MATCH_GOAL_US = 100.0
-EVICTION_GOAL_EXCESS = 0.05  # of a slope over its goal: how exactly it is measured
+EVICTION_GOAL_EXCESS = 0.05  # over 1, or over what the machine makes of a linear one
 FLOOR = "an OrderedDict, for comparison"
 
 
@@ -503,14 +503,11 @@ def verdicts(figures: Figures) -> dict[str, bool]:
     floor = figures.evict.curve(FLOOR).slope
     for curve in figures.evict.curves.values():
         if curve.slope is not None and floor is not None and curve.name != FLOOR:
-            n_log_n = Curve("", [Point(p.size, p.size * math.log(p.size), 0) for p in curve.points])
-            assert n_log_n.slope is not None
             goal = (
-                f"evicting all of n pages grows no faster than n log n ({curve.name}): slope "
-                f"{curve.slope:.2f}, that of n log n {n_log_n.slope:.2f}, of an OrderedDict "
-                f"{floor:.2f}"
+                f"evicting all of n pages grows no faster than linearly ({curve.name}): slope "
+                f"{curve.slope:.2f}, that of an OrderedDict {floor:.2f}"
             )
-            met[goal] = curve.slope <= n_log_n.slope * max(1.0, floor) + EVICTION_GOAL_EXCESS
+            met[goal] = curve.slope <= max(1.0, floor) + EVICTION_GOAL_EXCESS
     return met
 
 
