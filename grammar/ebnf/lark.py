@@ -444,10 +444,11 @@ class _Lark(Reader):
                 raise self.invalid("missing '/'", at)
             flags = self._flags("imslux")
             try:
-                node = Terminal(self._patterns.term(found[1], flags))
+                pattern = self._patterns.read(found[1], flags)
+                node = Terminal(self._patterns.term(pattern))
             except GrammarError as error:
                 raise placed(error, self.where(at)) from None
-            if not is_lazy(found[1]):
+            if not is_lazy(pattern):
                 return node
             if not self._is_terminal:
                 return Terminal(self._patterns.first_end(node.term))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from palmette.grammar.codepoints import CodePoints
 from palmette.grammar.ebnf.nodes import Node, Terminal, Words, sequence
@@ -25,12 +24,10 @@ from palmette.grammar.spelling import Utf8
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import ALL_BYTES, Term
 
-_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|([*+?}])(\??)|.", re.DOTALL)
 
-
-def is_lazy(pattern: str) -> bool:
+def is_lazy(node: RegexNode) -> bool:
     """Whether there is a lazy repetition in it, such as `.*?`."""
-    return any(piece[2] for piece in _PIECES.finditer(pattern))
+    return (isinstance(node, Repeat) and node.is_lazy) or any(map(is_lazy, children(node)))
 
 
 class Patterns:
@@ -40,12 +37,16 @@ class Patterns:
         self._store = store
         self._spelling = Utf8(store)
 
-    def term(self, pattern: str, flags: str = "") -> Term:
-        """The texts that the pattern matches as a whole, with flags as in `(?imslux)`."""
+    def read(self, pattern: str, flags: str) -> RegexNode:
+        """The pattern of a terminal, with flags as in `(?imslux)`."""
         if "l" in flags:
             raise _unsupported("the flag 'l', by which a pattern depends on the locale,")
         node = parse_regex(pattern, self._store.limits, syntax="python", flags=flags)
         _check_assertions(node)
+        return node
+
+    def term(self, node: RegexNode) -> Term:
+        """The texts that the pattern matches as a whole."""
         return full_match(node, self._spelling)
 
     def first_end(self, term: Term) -> Term:

@@ -35,6 +35,7 @@ class Repeat:
     item: Node
     low: int
     high: int | None
+    is_lazy: bool = False  # which changes nothing about what matches
 
 
 @dataclass(frozen=True, slots=True)

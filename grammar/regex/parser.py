@@ -207,12 +207,12 @@ class _Parser:
             raise self._invalid("nothing to repeat", start)
         if self._take("+"):
             raise self._unsupported("a possessive quantifier", self._at - 1)
-        self._take("?")  # lazy: the same language
+        is_lazy = self._take("?")
         self._skip()
         at = self._at
         if self._quantifier() is not None:
             raise self._invalid("a quantifier after a quantifier", at)
-        return Repeat(node, *bounds)
+        return Repeat(node, *bounds, is_lazy)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):

@@ -75,6 +75,7 @@ TABLE: list[tuple[str, list[str], list[str]]] = [
     ('start: C+\nC: "/*" B "*/"\nB: /(.|\\n)*?/', ["/**/", "/* a\n*//***/"], ["/* */ */", "/*/"]),
     ('start: "a"\n%ignore /<.*?>/', ["<>a<b>"], ["<a>>a", "a<"]),
     (r"start: /[*?]?\??[?]+/", ["??", "*?", "???"], ["*", "x"]),
+    ("start: /a}?(?#.*?)b*/", ["a", "a}", "abb", "a}b"], ["}", "a}}"]),
     # Looking back inside of a terminal.
     (
         r'start: /".*?(?<!\\)(\\\\)*?"/',
