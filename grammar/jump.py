@@ -150,6 +150,7 @@ class CanonicalText:
         self._text = bytearray()
         self._is_drawn = bytearray()  # for each byte, and perhaps for some behind the text
         self._ends: list[int] = []  # where in the text each token ends
+        self._num_forced: list[int] = []  # up to each token
 
     @property
     def text(self) -> bytes:
@@ -163,11 +164,7 @@ class CanonicalText:
     @property
     def num_forced(self) -> int:
         """How many of the tokens hold no byte that was drawn."""
-        starts = (0, *self._ends)
-        return sum(
-            not any(self._is_drawn[start:end])
-            for start, end in zip(starts, self._ends, strict=False)
-        )
+        return self._num_forced[-1] if self._num_forced else 0
 
     def begin(self, limit: int) -> Advance:
         """Jump ahead from the beginning, by at most `limit` tokens."""
@@ -181,13 +178,14 @@ class CanonicalText:
         if not self.matcher.accept(token_id):
             return None
         num_before, start = len(self.token_ids), len(self._text)
+        num_bytes = len(self._spelling.vocabulary.token_bytes[token_id])
+        self._is_drawn[start : start + num_bytes] = b"\1" * num_bytes
         self._push(token_id)
-        self._is_drawn[start : len(self._text)] = b"\1" * (len(self._text) - start)
         advance = self._respell(len(self._text), num_before + limit)
         kept = min(advance.num_kept, num_before)
         return Advance(kept, tuple(self.token_ids[kept:]))
 
-    def finish(self, limit: int, *, num_bytes: int | None = None) -> Advance:
+    def finish(self, limit: int, num_bytes: int | None = None) -> Advance:
         """The text is over: its tokens are those of the whole, if it takes at most `limit` of them.
 
         With `num_bytes` only so much of the text counts. Final tokens in it stay in any case.
@@ -224,11 +222,11 @@ class CanonicalText:
     def restore(self, saved: Saved) -> None:
         """Go back to where it stood, after anything that failed on the way."""
         self.matcher = saved.matcher
+        self._is_drawn = bytearray(saved.is_drawn)
         self._cut(0)
         for token_id in saved.token_ids:
             self._push(token_id)
         self.num_final = saved.num_final
-        self._is_drawn = bytearray(saved.is_drawn)
 
     def _respell(self, num_decided: int, limit: int) -> Advance:
         """Jump, and spell anew what is behind the final tokens; at most `limit` tokens in all.
@@ -240,9 +238,11 @@ class CanonicalText:
         if not (forced and self._jump(forced, num_decided, limit)):
             self._spell_without_jump(limit)
         if not self.matcher.can_complete(limit - len(self.token_ids)):
-            self._replace(0, before)
+            self._replace(self.num_final, before)
+        kept = self.num_final + _num_common(
+            before[self.num_final :], self.token_ids[self.num_final :]
+        )
         self.num_final = self._spelling.num_final(self.token_ids, self.num_final)
-        kept = _num_common(before, self.token_ids)
         return Advance(kept, tuple(self.token_ids[kept:]))
 
     def _forced_characters(self) -> bytes:
@@ -291,9 +291,9 @@ class CanonicalText:
             if len(more) >= _MAX_EXTENSIONS:
                 num_taken = min(num_taken, len(tokens) - 1)
             if num_taken < num_needed:
-                self._replace(0, before)
+                self._replace(num_old, before)
                 return False
-            self._replace(0, self.token_ids[: num_old + num_taken])
+            self._replace(num_old + num_taken, self.token_ids[: num_old + num_taken])
         return True
 
     def _spelled(self, whole: bytes) -> tuple[int, list[int] | None]:
@@ -319,13 +319,16 @@ class CanonicalText:
             self._push(token_id)
 
     def _push(self, token_id: int) -> None:
+        start = len(self._text)
         self.token_ids.append(token_id)
         self._text += self._spelling.vocabulary.token_bytes[token_id]
         self._ends.append(len(self._text))
         self._is_drawn += bytes(max(0, len(self._text) - len(self._is_drawn)))
+        is_forced = 1 not in self._is_drawn[start : len(self._text)]
+        self._num_forced.append(self.num_forced + is_forced)
 
     def _cut(self, num_tokens: int) -> None:
-        del self.token_ids[num_tokens:], self._ends[num_tokens:]
+        del self.token_ids[num_tokens:], self._ends[num_tokens:], self._num_forced[num_tokens:]
         del self._text[self._end_of(num_tokens) :]
 
     def _end_of(self, num_tokens: int) -> int:

@@ -323,9 +323,6 @@ class _Canonical(CanonicalText):
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def finish(self, limit: int, num_bytes: int | None = None) -> Advance:
-        return CanonicalText.finish(self, limit, num_bytes=num_bytes)
-
     def undoer(self) -> Callable[[], None]:
         """What brings it back to where it stands now."""
         saved = self.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -147,13 +148,19 @@ def test_whatever_is_drawn_the_tokens_of_the_whole_are_the_tokenizers(pattern: s
         text = CanonicalText(matcher, spelling)
         text.begin(60)
         told: list[int] = []
+        drawn: set[int] = set()  # bytes, by their place
         while True:
             assert text.token_ids[: len(told)] == told  # final tokens stay
+            ends = [*accumulate((len(TOKENS[i]) for i in text.token_ids), initial=0)]
+            assert text.num_forced == sum(
+                drawn.isdisjoint(range(start, end)) for start, end in pairwise(ends)
+            )
             told = text.token_ids[: text.num_final]
             choices = allowed(text.matcher, VOCABULARY)  # type: ignore[arg-type]
             token_id = rng.choice(choices) if choices else STOP
             if token_id == STOP or len(text.token_ids) > 40:
                 break
+            drawn.update(range(ends[-1], ends[-1] + len(TOKENS[token_id])))
             assert text.draw(token_id, 60) is not None
         text.finish(100)
         assert text.token_ids[: len(told)] == told
