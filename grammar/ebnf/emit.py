@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
-from palmette.grammar.ebnf.graph import components
+from palmette.grammar.ebnf.graph import components, is_circle
 from palmette.grammar.ebnf.nodes import (
     Choice,
     Grammar,
     Node,
     Reference,
     Repeat,
-    Sequence,
-    Terminal,
-    Words,
+    called,
+    combined,
     inside_out,
     items_of,
 )
@@ -115,15 +114,14 @@ class _Emitter:
     # Which parts are lexemes
 
     def _measure(self) -> None:
-        calls = {name: _called(root) for name, root in self._bodies.items()}
+        calls = {name: called(root) for name, root in self._bodies.items()}
         chains: dict[str, int] = {}
         for names in components(calls):
-            is_circular = len(names) > 1 or names[0] in calls[names[0]]
             for name in names:
                 self._rule_sizes[name] = _TOO_LARGE
             for name in names:
                 size = self._size(self._bodies[name])
-                if not is_circular:
+                if not is_circle(names, calls):
                     self._rule_sizes[name] = size
         first_calls = {
             name: self._shortest.first_calls(root) for name, root in self._bodies.items()
@@ -163,19 +161,17 @@ class _Emitter:
         """A regular node, not marked as a lexeme."""
         return self._fold(root, self._plain, self._regular_items, self._make_regular)
 
-    def _regular_items(self, node: Node) -> Iterable[Node]:
+    def _regular_items(self, node: Node) -> tuple[Node, ...]:
         return (self._bodies[node.name],) if isinstance(node, Reference) else items_of(node)
 
     def _make_regular(self, node: Node) -> Term:
-        if isinstance(node, Reference):
-            return self._plain[self._bodies[node.name]]
-        return self._combine(node, self._plain.__getitem__)
+        return combined(node, map(self._plain.__getitem__, self._regular_items(node)), self._store)
 
     def _term(self, root: Node) -> Term:
         """A node with its largest regular parts as lexemes."""
         return self._fold(root, self._full, self._mixed_items, self._make_mixed)
 
-    def _mixed_items(self, node: Node) -> Iterable[Node]:
+    def _mixed_items(self, node: Node) -> tuple[Node, ...]:
         return () if self._is_regular(node) else items_of(node)
 
     def _make_mixed(self, node: Node) -> Term:
@@ -185,13 +181,13 @@ class _Emitter:
             return self._store.lexeme(self._regular(node))
         if isinstance(node, Reference):
             return self.call(node.name)
-        return self._combine(node, self._full.__getitem__)
+        return combined(node, map(self._full.__getitem__, items_of(node)), self._store)
 
     def _shortest_term(self, root: Node) -> Term:
         """Only the shortest of its texts, or as short ones."""
         return self._fold(root, self._least, self._least_items, self._make_least)
 
-    def _least_items(self, node: Node) -> Iterable[Node]:
+    def _least_items(self, node: Node) -> tuple[Node, ...]:
         if self._shortest.is_nullable(node) or self._is_regular(node):
             return ()
         return (self._shortest.best[node],) if isinstance(node, Choice) else items_of(node)
@@ -199,51 +195,25 @@ class _Emitter:
     def _make_least(self, node: Node) -> Term:
         if self._shortest.is_nullable(node):
             return self._store.epsilon
-        if isinstance(node, Choice) and not self._is_regular(node):
-            return self._least[self._shortest.best[node]]
-        if isinstance(node, Repeat) and not self._is_regular(node):
-            return self._store.repeat(self._least[node.item], node.low, node.low)
-        if isinstance(node, Sequence) and not self._is_regular(node):
-            return self._store.sequence(*(self._least[item] for item in node.items))
-        return self._term(node)
-
-    def _combine(self, node: Node, term_of: Callable[[Node], Term]) -> Term:
-        store = self._store
-        if isinstance(node, Words):
-            return store.words(node.texts)
-        if isinstance(node, Terminal):
-            return node.term
-        if isinstance(node, Sequence):
-            return store.sequence(*map(term_of, node.items))
+        if self._is_regular(node) or isinstance(node, Reference):
+            return self._term(node)
+        inner = [self._least[item] for item in self._least_items(node)]
         if isinstance(node, Repeat):
-            return store.repeat(term_of(node.item), node.low, node.high)
-        assert isinstance(node, Choice)
-        return store.alternation(map(term_of, node.items))
+            return self._store.repeat(inner[0], node.low, node.low)
+        return self._store.sequence(*inner)
 
     def _fold(
         self,
         root: Node,
         known: dict[Node, Term],
-        items: Callable[[Node], Iterable[Node]],
+        items: Callable[[Node], tuple[Node, ...]],
         make: Callable[[Node], Term],
     ) -> Term:
         """Make the terms of a node and, first, of its items; without recursion."""
-        pending = [root]
-        while pending:
-            node = pending[-1]
-            if node not in known:
-                unknown = [item for item in items(node) if item not in known]
-                if unknown:
-                    pending += unknown
-                    continue
-                self._store.spend()
-                known[node] = make(node)
-            pending.pop()
+        for node in inside_out(root, known.__contains__, items):
+            self._store.spend()
+            known[node] = make(node)
         return known[root]
-
-
-def _called(root: Node) -> dict[str, None]:
-    return {node.name: None for node in inside_out(root) if isinstance(node, Reference)}
 
 
 def _fits(size: _Size) -> bool:

@@ -45,3 +45,8 @@ def components(calls: Mapping[str, Iterable[str]]) -> list[list[str]]:
                     on_stack.difference_update(component)
                     found.append(component[::-1])
     return found
+
+
+def is_circle(names: list[str], calls: Mapping[str, Iterable[str]]) -> bool:
+    """Whether the rules of a component call themselves or each other."""
+    return len(names) > 1 or names[0] in calls[names[0]]

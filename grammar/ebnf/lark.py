@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from palmette.grammar.codepoints import CodePoints
 from palmette.grammar.ebnf.common import COMMON
-from palmette.grammar.ebnf.graph import components
+from palmette.grammar.ebnf.graph import components, is_circle
 from palmette.grammar.ebnf.nodes import (
     Choice,
     Grammar,
@@ -25,7 +25,9 @@ from palmette.grammar.ebnf.nodes import (
     Sequence,
     Terminal,
     Words,
+    called,
     choice,
+    combined,
     inside_out,
     items_of,
     sequence,
@@ -100,7 +102,7 @@ class _Lark(Reader):
         self._rules: dict[str, Node] = {}
         self._references: list[tuple[str, int, bool]] = []  # name, where, whether in a terminal
         self._ignored: list[Node] = []
-        self._lazy: set[Node] = set()  # patterns in terminals
+        self._lazy: set[Node] = set()  # patterns in terminals; in the end, all made of them
         self._templates: dict[str, _Template] = {}
         self._uses: list[_Use] = []
         self._arguments = _NO_ARGUMENTS  # of the instance that is being read
@@ -504,62 +506,37 @@ class _Lark(Reader):
                 raise self.invalid(f"the rule '{name}' cannot be part of a terminal", at)
 
     def _check_terminals(self) -> None:
-        calls = {
-            name: [each.name for each in inside_out(root) if isinstance(each, Reference)]
-            for name, root in self._rules.items()
-            if _is_terminal(name)
-        }
+        calls = {name: called(root) for name, root in self._rules.items() if _is_terminal(name)}
         for names in components(calls):
-            if len(names) > 1 or names[0] in calls[names[0]]:
+            if is_circle(names, calls):
                 raise InvalidGrammar(f"the terminal '{names[0]}' refers to itself")
 
     def _end_lazy_terminals(self) -> None:
         """A terminal with a lazy repetition in it, or in one that it is made of, ends as soon as
         it can.
         """
-        terms: dict[Node, Term] = {}  # of terminals and all in them
-        lazy = set(self._lazy)
-
-        def read(root: Node) -> None:
-            pending = [root]
-            while pending:
-                node = pending[-1]
-                inner = (self._rules[node.name],) if isinstance(node, Reference) else items_of(node)
-                unknown = [item for item in inner if item not in terms]
-                if node not in terms and unknown:
-                    pending += unknown
-                    continue
-                pending.pop()
-                if node not in terms:
-                    terms[node] = self._term(node, [terms[item] for item in inner])
-                    if any(item in lazy for item in inner):
-                        lazy.add(node)
-
-        if not lazy:
+        if not self._lazy:
             return
+        terms: dict[Node, Term] = {}  # of terminals and all in them
         roots = {name: root for name, root in self._rules.items() if _is_terminal(name)}
         for root in (*roots.values(), *self._ignored):
-            read(root)
+            for node in inside_out(root, terms.__contains__, self._parts):
+                self.store.spend()
+                parts = self._parts(node)
+                terms[node] = combined(node, [terms[part] for part in parts], self.store)
+                if any(part in self._lazy for part in parts):
+                    self._lazy.add(node)
         for name, root in roots.items():
-            if root in lazy:
+            if root in self._lazy:
                 self._rules[name] = Terminal(self._patterns.first_end(terms[root]))
         self._ignored = [
-            Terminal(self._patterns.first_end(terms[root])) if root in lazy else root
+            Terminal(self._patterns.first_end(terms[root])) if root in self._lazy else root
             for root in self._ignored
         ]
 
-    def _term(self, node: Node, inner: list[Term]) -> Term:
-        store = self.store
-        store.spend()
-        if isinstance(node, Words):
-            return store.words(node.texts)
-        if isinstance(node, Terminal):
-            return node.term
-        if isinstance(node, Choice):
-            return store.alternation(inner)
-        if isinstance(node, Repeat):
-            return store.repeat(inner[0], node.low, node.high)
-        return store.sequence(*inner)
+    def _parts(self, node: Node) -> tuple[Node, ...]:
+        """What a node of a terminal is made of, be it in another terminal."""
+        return (self._rules[node.name],) if isinstance(node, Reference) else items_of(node)
 
 
 def _is_terminal(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term
 
 
@@ -117,8 +118,12 @@ def _are_same(one: Node, other: Node) -> bool:
     return one is other
 
 
-def inside_out(root: Node, is_known: Callable[[Node], object] = lambda node: False) -> list[Node]:
-    """The nodes in and under `root`, each once, after all that are in it; known ones left out.
+def inside_out(
+    root: Node,
+    is_known: Callable[[Node], object] = lambda node: False,
+    items: Callable[[Node], tuple[Node, ...]] = items_of,
+) -> list[Node]:
+    """The nodes in and under `root`, each once, after all its `items`; known ones left out.
 
     Without recursion: grammars are as deep as their author likes.
     """
@@ -132,5 +137,24 @@ def inside_out(root: Node, is_known: Callable[[Node], object] = lambda node: Fal
         elif node not in seen and not is_known(node):
             seen.add(node)
             pending.append((node, True))
-            pending.extend((item, False) for item in reversed(items_of(node)))
+            pending.extend((item, False) for item in reversed(items(node)))
     return order
+
+
+def called(root: Node) -> dict[str, None]:
+    """The names of the rules that a node refers to."""
+    return {node.name: None for node in inside_out(root) if isinstance(node, Reference)}
+
+
+def combined(node: Node, inner: Iterable[Term], store: TermStore) -> Term:
+    """The term of a node, given those of its items, and of a reference given that of its rule."""
+    if isinstance(node, Words):
+        return store.words(node.texts)
+    if isinstance(node, Terminal):
+        return node.term
+    if isinstance(node, Choice):
+        return store.alternation(inner)
+    if isinstance(node, Repeat):
+        (item,) = inner
+        return store.repeat(item, node.low, node.high)
+    return store.sequence(*inner)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from palmette.grammar.ebnf.graph import components
+from palmette.grammar.ebnf.graph import components, is_circle
 from palmette.grammar.ebnf.nodes import (
     Choice,
     Node,
@@ -55,7 +55,7 @@ class _Remover:
         self._new = dict(self._rules)
         solved: set[str] = set()
         for names in components(calls):
-            if len(names) > 1 or names[0] in calls[names[0]]:
+            if is_circle(names, calls):
                 self._solve([name for name in names if name in self._shortest.rule_bytes])
                 solved.update(names)
         while self._wanted:
