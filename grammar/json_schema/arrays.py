@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from palmette.grammar.errors import UnsupportedGrammar
 from palmette.grammar.json_schema.document import Json, identity
@@ -149,23 +149,11 @@ class Arrays:
         found: list[Json] = []
         for kind in ALL_TYPES:
             for case in self._logic.conjunctions(key, kind):
-                lists = [rule for rule in case if isinstance(rule, Values)]
-                candidates: Sequence[Json] | None = None
-                if lists:
-                    candidates = min(lists, key=lambda each: len(each.values)).values
-                elif kind == "null":
-                    candidates = [None]
-                elif kind == "boolean":
-                    candidates = [False, True]
-                elif kind == "number":
-                    numbers = [rule for rule in case if isinstance(rule, NumberRule)]
-                    candidates = merged(numbers).values(_MAX_DISTINCT)
-                if candidates is None:
+                listed: Iterable[Json] | None = self._logic.listed(case, kind)
+                if listed is None and kind == "number":
+                    listed = merged(NumberRule, case).values(_MAX_DISTINCT)
+                if listed is None:
                     return None
-                found += (
-                    value
-                    for value in candidates
-                    if all(self._logic.rule_holds(rule, value) for rule in case)
-                )
+                found += listed
         distinct = Values(found).values
         return list(distinct) if len(distinct) <= _MAX_DISTINCT else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from palmette.grammar.json_schema.document import spell
 from palmette.grammar.json_schema.logic import Conjunction, Logic
-from palmette.grammar.json_schema.rules import Values
+from palmette.grammar.json_schema.rules import merged
 from palmette.grammar.json_schema.schemas import Key
 from palmette.grammar.json_schema.strings import StringRule
 from palmette.grammar.terms import Term
@@ -32,18 +32,11 @@ class Languages:
         return self._store.lexeme(self._store.alternation(terms))
 
     def _case(self, rule: StringRule, case: Conjunction, canonical: bool) -> Term:
-        for each in case:
-            if isinstance(each, StringRule):
-                rule &= each
-        lists = [each for each in case if isinstance(each, Values)]
-        if not lists:
-            return self.term(rule, canonical=canonical)
-        texts = [
-            text
-            for text in min(lists, key=lambda each: len(each.values)).values
-            if self._strings.holds(rule, text)
-            and all(self._logic.rule_holds(each, text) for each in lists)
-        ]
+        rules = (rule, *case)
+        listed = self._logic.listed(rules, "string")
+        if listed is None:
+            return self.term(merged(StringRule, rules), canonical=canonical)
+        texts = list(listed)
         if not texts:
             return self.empty
         if canonical:

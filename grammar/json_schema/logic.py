@@ -581,6 +581,20 @@ class Logic:
             self._conjunctions[key, kind] = found
         return found
 
+    def listed(self, case: Sequence[Rule], kind: Type) -> Iterator[Json] | None:
+        """The values for which all of the case holds; None if it has no list of them."""
+        lists = [rule for rule in case if isinstance(rule, Values)]
+        if not lists:
+            constants = _CONSTANTS.get(kind)
+            return None if constants is None else iter(constants)
+        shortest = min(lists, key=lambda each: len(each.values))
+        others = [rule for rule in case if rule is not shortest]
+        return (
+            value
+            for value in shortest.values
+            if all(self.rule_holds(rule, value) for rule in others)
+        )
+
     def is_void(self, key: Key) -> bool:
         """Whether nothing makes all claims true, as far as a quick look can tell."""
         known = self._void.get(key)
@@ -624,19 +638,12 @@ class Logic:
         if kind not in ("number", "string", "boolean"):
             return False
         rules = [leaf.rule for leaf in leaves]
-        lists = [rule for rule in rules if isinstance(rule, Values)]
-        if lists:
-            shortest = min(lists, key=lambda each: len(each.values))
-            return not any(
-                all(self.rule_holds(rule, value) for rule in rules) for value in shortest.values
-            )
+        listed = self.listed(rules, kind)
+        if listed is not None:
+            return not any(True for _ in listed)
         if kind == "number":
-            numbers = [rule for rule in rules if isinstance(rule, NumberRule)]
-            return merged(numbers).bounds.is_empty
-        string = StringRule()
-        for rule in rules:
-            if isinstance(rule, StringRule):
-                string &= rule
+            return merged(NumberRule, rules).bounds.is_empty
+        string = merged(StringRule, rules)
         return string.max_length is not None and string.max_length < string.min_length
 
     def _cases(self, formula: Formula) -> Iterator[tuple[Leaf, ...]]:
@@ -902,6 +909,8 @@ _COMBINING = frozenset(
         "dependencies",
     ]
 )
+# All values of a type that has so few.
+_CONSTANTS: dict[Type, tuple[Json, ...]] = {"null": (None,), "boolean": (False, True)}
 _ANY_NUMBER = NumberRule()
 _ANY_INTEGER = NumberRule(kind="integer")
 _ANY_STRING = StringRule()

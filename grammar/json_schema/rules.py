@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from palmette.grammar.json_schema.document import Json, identity
 from palmette.grammar.json_schema.numbers import NumberRule
@@ -134,9 +134,13 @@ class ArrayRule:
 Rule = Values | NumberRule | StringRule | ObjectRule | ArrayRule
 
 
-def merged(rules: Iterable[NumberRule]) -> NumberRule:
-    """One rule that says what all of them say."""
-    found: NumberRule | None = None
+_R = TypeVar("_R", NumberRule, StringRule)
+
+
+def merged(kind: type[_R], rules: Iterable[Rule]) -> _R:
+    """One rule that says what all of that kind say."""
+    found: _R | None = None
     for rule in rules:
-        found = rule if found is None else found & rule
-    return NumberRule() if found is None else found
+        if isinstance(rule, kind):
+            found = rule if found is None else found & rule
+    return kind() if found is None else found

@@ -130,14 +130,14 @@ class Shapes:
     ) -> None:
         cases = self.logic.conjunctions(key, kind)
         if kind == "number" and len(cases) > _MANY_CASES:
-            listed = self._listed_numbers(cases)
-            if listed is not None:
-                literals += listed
+            numbers = self._listed_numbers(cases)
+            if numbers is not None:
+                literals += numbers
                 return
         for case in cases:
-            lists = [rule for rule in case if isinstance(rule, Values)]
-            if lists or kind in ("null", "boolean"):
-                literals += self._literals(case, lists, kind)
+            listed = self.logic.listed(case, kind)
+            if listed is not None:
+                literals += listed
             elif kind in ("number", "string"):
                 term = self._scalar(case, kind, canonical=CANONICAL in key)
                 if not self._store.is_empty(term):
@@ -149,32 +149,21 @@ class Shapes:
                 if shape is not None:
                     shapes.append(shape)
 
-    def _literals(self, case: Conjunction, lists: Sequence[Values], kind: Type) -> list[Json]:
-        """The listed values for which all of the case holds."""
-        if not lists:
-            return [None] if kind == "null" else [True, False]
-        shortest = min(lists, key=lambda each: len(each.values))
-        others = [rule for rule in case if rule is not shortest]
-        return [
-            value
-            for value in shortest.values
-            if all(self.logic.rule_holds(rule, value) for rule in others)
-        ]
-
     def _listed_numbers(self, cases: Sequence[Conjunction]) -> list[Json] | None:
         """The numbers of all cases, if they are a few each."""
         found: list[Json] = []
         for case in cases:
-            numbers = [rule for rule in case if isinstance(rule, NumberRule)]
-            values = merged(numbers).values(_LISTED_NUMBERS)
-            if values is None or len(numbers) < len(case):
+            if not all(isinstance(rule, NumberRule) for rule in case):
+                return None
+            values = merged(NumberRule, case).values(_LISTED_NUMBERS)
+            if values is None:
                 return None
             found += values
         return found
 
     def _scalar(self, case: Conjunction, kind: Type, *, canonical: bool) -> Term:
         if kind == "number":
-            number_rule = merged([rule for rule in case if isinstance(rule, NumberRule)])
+            number_rule = merged(NumberRule, case)
             known = self._numbers.get((number_rule, canonical))
             if known is None:
                 known = RECIPES.term(
@@ -186,11 +175,7 @@ class Shapes:
                 )
                 self._numbers[number_rule, canonical] = known
             return known
-        string_rule: StringRule | None = None
-        for rule in case:
-            assert isinstance(rule, StringRule)
-            string_rule = rule if string_rule is None else string_rule & rule
-        return self._strings.term(string_rule or StringRule(), canonical=canonical)
+        return self._strings.term(merged(StringRule, case), canonical=canonical)
 
     def _structure(self, case: Conjunction, kind: Type, pointer: str) -> Shape | None:
         if kind == "array":
