@@ -65,7 +65,6 @@ from palmette.runtime.scheduler.programs import Program
 from palmette.runtime.scoring import ScoreGroup, score_paths
 from palmette.runtime.sequence import GenerationSequence, ScoringSequence, Sequence, Status
 from palmette.runtime.tokenization.output import GrowingText, OutputBuffer
-from palmette.runtime.tokenization.stream import StopMatch
 from palmette.runtime.worker.worker import Outcome, Worker
 
 if TYPE_CHECKING:
@@ -764,9 +763,7 @@ class Engine:
         if sequence.output_counts is not None:
             sequence.output_counts.add(token_id)
         if sampled.logprob is not None:
-            position = len(sequence.token_ids) - 1
-            sequence.logprobs[position] = sampled.logprob
-            sequence.found_logprobs[position] = sampled.logprob.logprob
+            sequence.note_logprob(len(sequence.token_ids) - 1, sampled.logprob)
         stop = sequence.output.feed(token_id)
         if stop is not None:
             self._close(sequence, FinishReason.STOP, stop)
@@ -777,18 +774,13 @@ class Engine:
 
     def _take_step(self, sequence: GenerationSequence, step: Step) -> None:
         """Go on as the constrained text does: by a drawn token, and what is forced after it."""
+        num_bytes: int | None = None
         if sequence.is_canonical:
-            stop = self._take_canonical(sequence, step)
-            if isinstance(stop, StopMatch):
-                assert sequence.growing is not None
-                num_bytes = sequence.growing.num_bytes_before(stop)
-                self._close(sequence, FinishReason.STOP, stop.stop, num_bytes)
-                return
-            found: str | None = None
+            stop, num_bytes = self._take_canonical(sequence, step)
         else:
-            found = self._take_drawn(sequence, step)
-        if found is not None:
-            self._close(sequence, FinishReason.STOP, found)
+            stop = self._take_drawn(sequence, step)
+        if stop is not None:
+            self._close(sequence, FinishReason.STOP, stop, num_bytes)
         elif step.is_finished and sequence.num_output_tokens:
             self._close(sequence, FinishReason.STOP)
         elif sequence.num_tokens_left <= 0:
@@ -815,16 +807,21 @@ class Engine:
         self._change_tokens(sequence, step)
         return None
 
-    def _take_canonical(self, sequence: GenerationSequence, step: Step) -> StopMatch | None:
-        """Take the new tokens; the stop string that the new text completes."""
+    def _take_canonical(
+        self, sequence: GenerationSequence, step: Step
+    ) -> tuple[str, int] | tuple[None, None]:
+        """Take the new tokens; the stop string that the text completes, and how many bytes
+        are before it.
+        """
         self._change_tokens(sequence, step)
         growing, text = sequence.growing, sequence.text
         assert growing is not None
         assert text is not None
         stop = growing.feed(text.bytes_from(growing.num_bytes))
-        if stop is None:
-            self._feed_final(sequence, growing.num_bytes - growing.num_open_bytes)
-        return stop
+        if stop is not None:
+            return stop.stop, growing.num_bytes_before(stop)
+        self._feed_final(sequence, growing.num_bytes - growing.num_open_bytes)
+        return None, None
 
     def _change_tokens(self, sequence: GenerationSequence, step: Step) -> None:
         tally, counters = sequence.tally, self._counters
@@ -849,7 +846,7 @@ class Engine:
     def _tell(self, sequence: GenerationSequence) -> None:
         """Make an event of what can be told now."""
         if sequence.keeps_rows:
-            sequence.describe(sequence.num_settled_tokens, self._describer(sequence))
+            self._describe(sequence, sequence.num_settled_tokens)
         token_ids, text = sequence.take_output()
         if token_ids:
             self._pending.append(
@@ -861,20 +858,17 @@ class Engine:
                 )
             )
 
-    def _describer(
-        self, sequence: GenerationSequence
-    ) -> Callable[[list[torch.Tensor], list[int]], list[TokenLogprob]]:
-        num_top = sequence.request.sampling.logprobs or 0
-
-        def describe(rows: list[torch.Tensor], token_ids: list[int]) -> list[TokenLogprob]:
-            sampler = self._worker.sampler
-            found = sampler.describe(torch.stack(rows), token_ids, [num_top] * len(token_ids))
-            known = [each for each in found if each is not None]
-            if len(known) < len(found):
-                raise EngineError("the model's logits are not finite numbers")
-            return known
-
-        return describe
+    def _describe(self, sequence: GenerationSequence, num_tokens: int) -> None:
+        """Find the log-probabilities of the first `num_tokens` of all tokens, where rows tell."""
+        rows = sequence.take_rows(num_tokens)
+        if not rows:
+            return
+        token_ids = [sequence.token_ids[position] for position in rows]
+        num_top = [sequence.request.sampling.logprobs or 0] * len(rows)
+        logits = torch.stack(list(rows.values()))  # [R, vocab_rows]
+        found = self._worker.sampler.describe(logits, token_ids, num_top)
+        for position, logprob in zip(rows, found, strict=True):
+            sequence.note_logprob(position, logprob)
 
     def _close(
         self,
@@ -899,7 +893,7 @@ class Engine:
         """End a sequence that draws no more, unless log-probabilities are still to be computed."""
         assert sequence.ending is not None
         if sequence.keeps_rows:
-            sequence.describe(len(sequence.token_ids), self._describer(sequence))
+            self._describe(sequence, len(sequence.token_ids))
             if sequence.rows_wanted(0, len(sequence.token_ids)):
                 return
         self._finish(sequence, *sequence.ending)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -321,20 +320,15 @@ class GenerationSequence(Sequence):
             if position not in self.rows and position + 1 not in self.logprobs
         ]
 
-    def describe(
-        self,
-        num_tokens: int,
-        describe: Callable[[list[torch.Tensor], list[int]], list[TokenLogprob]],
-    ) -> None:
-        """Find the log-probabilities of the first `num_tokens` of all tokens, where rows tell."""
+    def take_rows(self, num_tokens: int) -> dict[int, torch.Tensor]:
+        """The rows that tell of tokens among the first `num_tokens` of all, by their positions."""
         positions = sorted(p for p in self.rows if p + 1 < num_tokens)
-        if not positions:
-            return
-        rows = [self.rows.pop(position) for position in positions]
-        token_ids = [self.token_ids[position + 1] for position in positions]
-        for position, found in zip(positions, describe(rows, token_ids), strict=True):
-            self.logprobs[position + 1] = found
-            self.found_logprobs[position + 1] = found.logprob
+        return {position + 1: self.rows.pop(position) for position in positions}
+
+    def note_logprob(self, position: int, found: TokenLogprob) -> None:
+        """That of the token at `position`."""
+        self.logprobs[position] = found
+        self.found_logprobs[position] = found.logprob
 
     @property
     def _num_tellable(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -80,21 +81,17 @@ class Sampler:
                     raise ValueError(
                         f"no token has id {token_id}, the last is {self.vocab_size - 1}"
                     )
-        results = gathered_logprobs(real, targets)
-        answered = [result for result in results if result is not None]
-        if len(answered) < len(results):
-            raise EngineError(f"{_NOT_NUMBERS} (row {results.index(None)})")
-        return answered
+        return _answered(gathered_logprobs(real, targets))
 
     def describe(
         self, logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-    ) -> list[TokenLogprob | None]:
+    ) -> list[TokenLogprob]:
         """Each row's log-probability of its token, and its likeliest ones; see `token_logprobs`.
 
-        `logits` [R, vocab_rows]; None where the logits of a row are not numbers.
+        `logits` [R, vocab_rows]. Raises EngineError if those of a row are not numbers.
         """
         real = self._real(logits, len(token_ids))
-        return token_logprobs(real, token_ids, num_top) if len(token_ids) else []
+        return _answered(token_logprobs(real, token_ids, num_top))
 
     def _real(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
         if logits.shape != (num_rows, self.vocab_rows):
@@ -170,6 +167,16 @@ class Sampler:
 
 
 _NOT_NUMBERS = "the model's logits are not finite numbers"
+
+_Answer = TypeVar("_Answer")
+
+
+def _answered(results: list[_Answer | None]) -> list[_Answer]:
+    """All of them. Raises EngineError if one is None, since its logits are not numbers."""
+    answered = [result for result in results if result is not None]
+    if len(answered) < len(results):
+        raise EngineError(f"{_NOT_NUMBERS} (row {results.index(None)})")
+    return answered
 
 
 def _why(row: SamplingRow, peak: float) -> str:
