@@ -19,7 +19,7 @@ from palmette.grammar.ebnf.nodes import (
     choice,
     sequence,
 )
-from palmette.grammar.ebnf.text import Reader
+from palmette.grammar.ebnf.text import BOUNDS, Reader
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.term_store import TermStore
@@ -39,7 +39,6 @@ _COUNT = re.compile(r"\{\s*([0-9]*)\s*(,?)\s*([0-9]*)\s*\}")
 _PLAIN = re.compile(r'[^"\\]+')
 _HEX = {"x": 2, "u": 4, "U": 8}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
-_BOUNDS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 class _Gbnf(Reader):
@@ -121,7 +120,7 @@ class _Gbnf(Reader):
         )
 
     def _quantifier(self) -> tuple[int, int | None] | None:
-        for sign, bounds in _BOUNDS.items():
+        for sign, bounds in BOUNDS.items():
             if self.take(sign):
                 return bounds
         if not self.looks_at("{"):

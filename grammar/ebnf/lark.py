@@ -11,7 +11,8 @@ priorities shape trees or choose among them, which changes nothing about what is
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from palmette.grammar.codepoints import CodePoints
 from palmette.grammar.ebnf.common import COMMON
@@ -33,7 +34,7 @@ from palmette.grammar.ebnf.nodes import (
     sequence,
 )
 from palmette.grammar.ebnf.patterns import Patterns, is_lazy
-from palmette.grammar.ebnf.text import Reader, placed
+from palmette.grammar.ebnf.text import BOUNDS, Reader, placed
 from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGrammar
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Term
@@ -45,6 +46,9 @@ def read_lark(source: str, store: TermStore, start: str | None = None) -> Gramma
     Raises InvalidGrammar, UnsupportedGrammar, GrammarTooComplex.
     """
     return _Lark(source, store).read("start" if start is None else start)
+
+
+T = TypeVar("T")
 
 
 class _Template(NamedTuple):
@@ -81,10 +85,10 @@ _NUMBER = re.compile(r"[0-9]+")
 _QUOTED = re.compile(r'"((?:\\.|[^"\\\n])*)"')
 _PATTERN = re.compile(r"/(?!/)((?:\\[^\n]|[^/\\\n])*)/")
 _VERBOSE_PATTERN = re.compile(r"/(?!/)((?:\\[\s\S]|[^/\\])*)/(?=[imslu]*x)")
+_DIRECTIVE = re.compile(r"%[a-z]*")
 _FLAGS = re.compile(r"[a-z]*")
 _ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[\s\S])")
 _CONTROLS = {"n": "\n", "f": "\f", "t": "\t", "r": "\r"}
-_BOUNDS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _BRACKETS = {"(": ")", "[": "]"}
 _OTHER_DIRECTIVES = {
     "%declare": "'%declare', which leaves a terminal to code outside the grammar,",
@@ -143,7 +147,7 @@ class _Lark(Reader):
 
     def _directive(self) -> None:
         at = self.at
-        found = self.match(re.compile(r"%[a-z]*"))
+        found = self.match(_DIRECTIVE)
         assert found is not None
         self.skip(_INLINE)
         if found[0] == "%ignore":
@@ -162,10 +166,7 @@ class _Lark(Reader):
     def _definition(self, directive: str) -> None:
         at = self.at
         modifiers = self.match(_MODIFIERS)
-        found = self.match(_NAME)
-        if found is None:
-            raise self.invalid(f"expected a rule, a terminal or a directive, got {self.shown()}")
-        name = found[0]
+        name = self._name("a rule, a terminal or a directive")
         self._is_terminal = _is_terminal(name)
         if modifiers is not None and self._is_terminal:
             raise self.invalid("a terminal takes no '?' or '!'", at)
@@ -185,7 +186,7 @@ class _Lark(Reader):
             if directive or self._is_terminal:
                 raise self.unsupported("a template as a terminal, or changed by a directive,", at)
             self._templates[name] = _Template(parameters, self.at)
-            self._skim()
+            self._skim(parameters)
             return
         body = self._expansions()
         if directive == "%extend":
@@ -196,26 +197,33 @@ class _Lark(Reader):
     def _parameters(self) -> tuple[str, ...] | None:
         if not self.take("{"):
             return None
-        names: list[str] = []
-        while True:
-            self.skip(_BLANK)
-            found = self.match(_NAME)
-            if found is None:
-                raise self.invalid(f"expected the name of a parameter, got {self.shown()}")
-            names.append(found[0])
-            self.skip(_BLANK)
-            if self.take("}"):
-                return tuple(names)
-            if not self.take(","):
-                raise self.invalid(f"expected ',' or '}}', got {self.shown()}")
+        return tuple(self._listed(lambda: self._name("the name of a parameter"), "}"))
 
-    def _skim(self) -> None:
+    def _name(self, expected: str) -> str:
+        found = self.match(_NAME)
+        if found is None:
+            raise self.invalid(f"expected {expected}, got {self.shown()}")
+        return found[0]
+
+    def _listed(self, read: Callable[[], T], closing: str) -> list[T]:
+        """What is between commas, up to and with the closing bracket."""
+        listed: list[T] = []
+        self._num_brackets += 1
+        while True:
+            self._skip()
+            listed.append(read())
+            self._skip()
+            if self.take(closing):
+                self._num_brackets -= 1
+                return listed
+            if not self.take(","):
+                raise self.invalid(f"expected ',' or '{closing}', got {self.shown()}")
+
+    def _skim(self, parameters: tuple[str, ...]) -> None:
         """Read the body of a template only for its end; parameters stand for nothing yet."""
-        template = next(reversed(self._templates.values()))
         references = len(self._references)
-        nothing = {name: _Argument(name, Sequence(())) for name in template.parameters}
         uses = len(self._uses)
-        self._arguments = nothing
+        self._arguments = {name: _Argument(name, Sequence(())) for name in parameters}
         self._expansions()
         self._arguments = _NO_ARGUMENTS
         del self._references[references:]
@@ -224,13 +232,14 @@ class _Lark(Reader):
     def _import(self, at: int) -> None:
         if self.looks_at("."):
             raise self.unsupported("importing from a file", at)
-        path = [self._import_name()]
+        path = [self._name("a name")]
         while self.take("."):
-            path.append(self._import_name())
+            path.append(self._name("a name"))
         self.skip(_INLINE)
         names = [path[-1]]
         if self.take("("):
-            names = self._import_list()
+            names = self._listed(lambda: self._name("a name"), ")")
+            self.skip(_INLINE)
         else:
             path.pop()
         if path != ["common"]:
@@ -238,7 +247,7 @@ class _Lark(Reader):
         alias = None
         if self.take("->"):
             self.skip(_INLINE)
-            alias = self._import_name()
+            alias = self._name("a name")
         for name in names:
             if name not in COMMON:
                 raise self.invalid(f"there is no '{name}' in 'common'", at)
@@ -246,24 +255,6 @@ class _Lark(Reader):
                 raise self.invalid(f"{alias or name!r} is defined twice", at)
             self._import_common(name)
             self._rules[alias or name] = Reference(_COMMON_PREFIX + name)
-
-    def _import_name(self) -> str:
-        found = self.match(_NAME)
-        if found is None:
-            raise self.invalid(f"expected a name, got {self.shown()}")
-        return found[0]
-
-    def _import_list(self) -> list[str]:
-        names = []
-        while True:
-            self.skip(_BLANK)
-            names.append(self._import_name())
-            self.skip(_BLANK)
-            if self.take(")"):
-                self.skip(_INLINE)
-                return names
-            if not self.take(","):
-                raise self.invalid(f"expected ',' or ')', got {self.shown()}")
 
     def _import_common(self, name: str) -> None:
         pending = [name]
@@ -310,8 +301,7 @@ class _Lark(Reader):
             self._skip()
             if self._is_terminal:
                 raise self.invalid("a terminal has no aliases")
-            if self.match(_NAME) is None:
-                raise self.invalid(f"expected an alias, got {self.shown()}")
+            self._name("an alias")
             self._skip()
         return sequence(items)
 
@@ -320,7 +310,7 @@ class _Lark(Reader):
         if node is None:
             return None
         self._skip()
-        for sign, bounds in _BOUNDS.items():
+        for sign, bounds in BOUNDS.items():
             if self.looks_at(sign) and not (sign == "?" and _MODIFIERS.match(self.source, self.at)):
                 self.at += 1
                 return Repeat(node, *bounds)
@@ -394,25 +384,18 @@ class _Lark(Reader):
         if self._is_terminal:
             raise self.invalid("a template in a terminal", at)
         self.take("{")
-        self._num_brackets += 1
-        arguments: list[_Argument] = []
-        while True:
-            self._skip()
-            value = self._value()
-            if value is None:
-                raise self.invalid(f"expected an argument, got {self.shown()}")
-            arguments.append(value)
-            self._skip()
-            if self.take("}"):
-                break
-            if not self.take(","):
-                raise self.invalid(f"expected ',' or '}}', got {self.shown()}")
-        self._num_brackets -= 1
+        arguments = self._listed(self._argument, "}")
         key = f"{name}{{{', '.join(argument.key for argument in arguments)}}}"
         if len(key) > _MAX_KEY:
             raise GrammarTooComplex("templates inside templates without end", pointer=self.where())
         self._uses.append(_Use(key, name, tuple(arguments), at))
         return _Argument(key, Reference(key))
+
+    def _argument(self) -> _Argument:
+        value = self._value()
+        if value is None:
+            raise self.invalid(f"expected an argument, got {self.shown()}")
+        return value
 
     def _instantiate(self) -> None:
         """Read the body of every template once for each list of arguments it is used with."""

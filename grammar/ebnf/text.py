@@ -12,6 +12,7 @@ from palmette.grammar.errors import (
 )
 from palmette.grammar.term_store import TermStore
 
+BOUNDS = {"*": (0, None), "+": (1, None), "?": (0, 1)}  # of repetitions
 _LONGEST_COUNT = 18  # digits
 
 
