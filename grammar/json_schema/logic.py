@@ -123,17 +123,20 @@ class Logic:
 
     def conjuncts(self, schema: Schema) -> list[Claim]:
         """The claims about the same value that always hold with the schema's."""
-        below = self.schemas.below
-        count = len(readers.schema_list(schema, "allOf"))
-        claims = [below(schema, "allOf", index) for index in range(count)]
+        claims = list(self.branches(schema, "allOf"))
         claims += [
             self.schemas.referred(schema, keyword)
             for keyword in ("$ref", "$dynamicRef", "$recursiveRef")
             if schema.has(keyword)
         ]
         if schema.has("not"):
-            claims.append(below(schema, "not").opposite)
+            claims.append(self.schemas.below(schema, "not").opposite)
         return claims
+
+    def branches(self, schema: Schema, keyword: str) -> Iterator[Claim]:
+        """That each of the schemas holds which `allOf`, `anyOf` or `oneOf` lists."""
+        for index in range(len(readers.schema_list(schema, keyword))):
+            yield self.schemas.below(schema, keyword, index)
 
     def conditions(self, schema: Schema) -> list[tuple[Claim, Claim]]:
         """Claims that exclude each other, and what follows from each; none without `if`."""
@@ -151,17 +154,13 @@ class Logic:
         found: list[tuple[str, Claim | tuple[str, ...]]] = []
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for trigger, value in readers.mapping(schema, keyword).items():
-                where = schema.where(keyword, trigger)
-                takes_names = keyword == "dependentRequired" or (
-                    keyword == "dependencies" and not isinstance(value, (dict, bool))
-                )
-                if takes_names:
-                    listed = [value] if isinstance(value, str) else value
-                    if keyword == "dependentRequired":
-                        listed = value
-                    found.append((trigger, tuple(readers.names(listed, where, keyword))))
-                else:
+                is_old = keyword == "dependencies"
+                if keyword == "dependentSchemas" or (is_old and isinstance(value, (dict, bool))):
                     found.append((trigger, self.schemas.below(schema, keyword, trigger)))
+                    continue
+                listed = [value] if is_old and isinstance(value, str) else value
+                where = schema.where(keyword, trigger)
+                found.append((trigger, tuple(readers.names(listed, where, keyword))))
         return found
 
     def presence(self, name: str) -> tuple[Leaf, Leaf]:
@@ -223,15 +222,13 @@ class Logic:
 
     def _combined(self, schema: Schema, kind: Type) -> Iterator[Formula]:
         """What references and combinators say."""
-        below, formula = self.schemas.below, self.formula
+        formula = self.formula
         for claim in self.conjuncts(schema):
             yield formula(claim, kind)
-        count = len(readers.schema_list(schema, "anyOf"))
-        if count:
-            yield any_of(formula(below(schema, "anyOf", index), kind) for index in range(count))
-        count = len(readers.schema_list(schema, "oneOf"))
-        if count:
-            claims = [below(schema, "oneOf", index) for index in range(count)]
+        if schema.has("anyOf"):
+            yield any_of(formula(claim, kind) for claim in self.branches(schema, "anyOf"))
+        if schema.has("oneOf"):
+            claims = list(self.branches(schema, "oneOf"))
             yield any_of(alone for _, alone in self.exactly_one(claims, kind))
         conditions = self.conditions(schema)
         if any(consequence is not ANYTHING for _, consequence in conditions):
@@ -264,23 +261,19 @@ class Logic:
 
     def _refutations(self, schema: Schema, kind: Type) -> Iterator[Formula]:
         """Each way in which the schema, but for `unevaluated...`, may fail to hold."""
-        below, formula = self.schemas.below, self.formula
+        formula = self.formula
         values = readers.values(schema)
         if values is not None:
             yield self._none_of([value for value in values if type_of(value) == kind], kind, schema)
         yield from self._rule_refutations(schema, kind)
         for claim in self.conjuncts(schema):
             yield formula(claim.opposite, kind)
-        count = len(readers.schema_list(schema, "anyOf"))
-        if count:
-            yield all_of(
-                formula(below(schema, "anyOf", index).opposite, kind) for index in range(count)
-            )
-        count = len(readers.schema_list(schema, "oneOf"))
-        if count:
-            claims = [below(schema, "oneOf", index) for index in range(count)]
+        if schema.has("anyOf"):
+            yield all_of(formula(claim.opposite, kind) for claim in self.branches(schema, "anyOf"))
+        if schema.has("oneOf"):
+            claims = list(self.branches(schema, "oneOf"))
             yield all_of(formula(claim.opposite, kind) for claim in claims)
-            self.store.spend(count * count)
+            self.store.spend(len(claims) ** 2)
             yield any_of(
                 all_of((formula(one, kind), formula(other, kind)))
                 for index, one in enumerate(claims)

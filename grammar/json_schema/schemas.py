@@ -227,10 +227,9 @@ class Schemas:
                 f"a schema is an object or a boolean, got {describe(value)}", pointer=pointer
             )
         self._note_unknown(pointer, value, dialect)
-        relevant = [keyword for keyword in value if keyword in dialect.keywords]
-        if not relevant:
+        if dialect.keywords.isdisjoint(value):
             return ANYTHING
-        if relevant == ["$ref"] or (dialect.is_ref_alone and "$ref" in value):
+        if _is_reference(value, dialect):
             return self._followed(Schema(pointer, value, scope, dialect))
         comparable = scope if scope[:1] != (_SYNTHETIC,) else (_SYNTHETIC,)
         # Found already where it is part of what was compared.
@@ -257,11 +256,7 @@ class Schemas:
             resource = self.document.resource_of(target)
             scope = self._entered(schema.scope, resource.pointer)
             dialect = resource.dialect
-            is_reference = isinstance(value, dict) and (
-                [keyword for keyword in value if keyword in dialect.keywords] == ["$ref"]
-                or (dialect.is_ref_alone and "$ref" in value)
-            )
-            if not is_reference:
+            if not isinstance(value, dict) or not _is_reference(value, dialect):
                 return self._claim(target, value, scope, dialect)
             schema = Schema(target, value, scope, dialect)
 
@@ -276,6 +271,13 @@ class Schemas:
                     f"{pointer}/{escape_token(keyword)}: the keyword {keyword!r} is unknown in "
                     f"{dialect.name} and constrains nothing"
                 ] = None
+
+
+def _is_reference(value: dict[str, Json], dialect: Dialect) -> bool:
+    """Whether a schema says nothing but where it leads."""
+    if "$ref" not in value:
+        return False
+    return dialect.is_ref_alone or [each for each in value if each in dialect.keywords] == ["$ref"]
 
 
 def _types(schema: Schema) -> frozenset[str] | None:

@@ -62,20 +62,18 @@ class _Cases:
         self.is_exact = is_exact
 
     def of_schema(self, schema: Schema) -> list[Case]:
-        logic, below = self.logic, self.logic.schemas.below
+        logic = self.logic
         own = logic.own(schema, self.kind)
         if own is False:
             return []
         cases: list[Case] = [(own, self._own(schema))]
         for claim in logic.conjuncts(schema):
             cases = self._both(cases, self._of(claim), schema)
-        options = len(readers.schema_list(schema, "anyOf"))
-        if options:
-            claims = [below(schema, "anyOf", index) for index in range(options)]
+        if schema.has("anyOf"):
+            claims = list(logic.branches(schema, "anyOf"))
             cases = self._both(cases, self._any(claims, schema), schema)
-        options = len(readers.schema_list(schema, "oneOf"))
-        if options:
-            claims = [below(schema, "oneOf", index) for index in range(options)]
+        if schema.has("oneOf"):
+            claims = list(logic.branches(schema, "oneOf"))
             alone = [
                 (all_of((formula, case)), evaluated)
                 for index, formula in logic.exactly_one(claims, self.kind)
