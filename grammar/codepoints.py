@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import TypeVar
 
 _Range = tuple[int, int]
+_T = TypeVar("_T")
 
 _LAST = sys.maxunicode
 _SURROGATES = (0xD800, 0xDFFF)
@@ -210,11 +212,8 @@ _LONG_NAMES = {
 def _categories() -> dict[str, CodePoints]:
     """The characters of each general category, by the Unicode version of this Python."""
     ranges: dict[str, list[_Range]] = {"Cs": []}
-    start = 0
-    for category, run in groupby(map(unicodedata.category, map(chr, range(_LAST + 1)))):
-        end = start + sum(1 for _ in run)
-        ranges.setdefault(category, []).append((start, end - 1))
-        start = end
+    for category, run in _runs(unicodedata.category):
+        ranges.setdefault(category, []).append(run)
     return {category: CodePoints.of(each) for category, each in ranges.items()}
 
 
@@ -252,14 +251,16 @@ PYTHON_WORD: Callable[[], CodePoints] = lru_cache(maxsize=1)(
 
 
 def _where(test: Callable[[str], bool]) -> CodePoints:
-    ranges: list[_Range] = []
+    return CodePoints.of(run for inside, run in _runs(test) if inside)
+
+
+def _runs(describe: Callable[[str], _T]) -> Iterator[tuple[_T, _Range]]:
+    """All characters, in runs of which `describe` says the same."""
     start = 0
-    for inside, run in groupby(map(test, map(chr, range(_LAST + 1)))):
+    for said, run in groupby(map(describe, map(chr, range(_LAST + 1)))):
         end = start + sum(1 for _ in run)
-        if inside:
-            ranges.append((start, end - 1))
+        yield said, (start, end - 1)
         start = end
-    return CodePoints.of(ranges)
 
 
 _HEX = [(0x30, 0x39), (0x41, 0x46), (0x61, 0x66)]
