@@ -131,6 +131,7 @@ def _shortest(grammar: CompiledGrammar) -> tuple[int, str | None]:
             break
         matcher.fill_mask(row, budget=left)
         token_id = int(np.flatnonzero(row)[0])
-        assert matcher.accept(token_id)
+        is_accepted = matcher.accept(token_id)
+        assert is_accepted
         text += vocabulary.token_bytes[token_id]
     return length, text.decode("utf-8", "replace")
