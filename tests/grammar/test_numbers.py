@@ -31,15 +31,19 @@ def accepts(term: Term, text: str) -> bool:
 NUMERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
+def step_of(rule: NumberRule) -> Fraction:
+    """The least number that all values of the rule are multiples of; 1 where there is none."""
+    steps = [Fraction(each) for each in (*rule.multiples, *[1] * (rule.kind == "integer"))]
+    return Fraction(lcm(*(s.numerator for s in steps)), gcd(*(s.denominator for s in steps)) or 1)
+
+
 def is_written_so(text: str, rule: NumberRule) -> bool:
     """Whether the top of the module says that numbers of such a rule are written this way."""
     digits, mark, exponent = text.lower().lstrip("-").partition("e")
     whole, _, fraction = digits.partition(".")
     if not mark:
         return True
-    steps = [Fraction(each) for each in (*rule.multiples, *[1] * (rule.kind == "integer"))]
-    step = Fraction(lcm(*(s.numerator for s in steps)), gcd(*(s.denominator for s in steps)) or 1)
-    has_remainders = bool(rule.multiples) and step != 1
+    has_remainders = bool(rule.multiples) and step_of(rule) != 1
     if (has_remainders or rule.excluded_multiples) and ("." in digits or exponent.startswith("-")):
         return False
     if not digits.strip("0."):
@@ -184,9 +188,7 @@ def value_is_allowed(value: Fraction, rule: NumberRule) -> bool:
 
 def remainders(rule: NumberRule) -> int:
     """States that count what the multiples leave over, at each place after the point."""
-    steps = [Fraction(each) for each in (*rule.multiples, *[1] * (rule.kind == "integer"))]
-    step = Fraction(lcm(*(s.numerator for s in steps)), gcd(*(s.denominator for s in steps)) or 1)
-    places = 0
+    step, places = step_of(rule), 0
     while step.denominator > 1:
         step, places = step * 10, places + 1
     return step.numerator * (places + 1)
