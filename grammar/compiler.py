@@ -6,17 +6,17 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from palmette.grammar.compiled import CompiledGrammar
-from palmette.grammar.ebnf import Grammar as ContextFreeGrammar
+from palmette.grammar.ebnf import READERS, GrammarSyntax
 from palmette.grammar.ebnf import emit as emit_grammar
-from palmette.grammar.ebnf import read_gbnf, read_lark
 from palmette.grammar.errors import (
     GrammarError,
     GrammarTooComplex,
     InvalidGrammar,
     UnsatisfiableGrammar,
+    check_option,
 )
 from palmette.grammar.json_schema import Document, emit
 from palmette.grammar.json_schema.document import to_source
@@ -32,10 +32,6 @@ from palmette.grammar.structural_json import read_structural_tag
 from palmette.grammar.structures import Order
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.vocabulary import Vocabulary
-
-GrammarSyntax = Literal["gbnf", "lark"]
-_GrammarReader = Callable[[str, TermStore, "str | None"], ContextFreeGrammar]
-_READERS: dict[str, _GrammarReader] = {"gbnf": read_gbnf, "lark": read_lark}
 
 
 class GrammarCompiler:
@@ -98,8 +94,8 @@ class GrammarCompiler:
         `any` order, as they like. `compact` has no whitespace; `flexible` allows, around structural
         characters, a line end and up to 32 blanks.
         """
-        _check_option("whitespace", whitespace, ("compact", "flexible"))
-        _check_option("order", order, ("declared", "any"))
+        check_option("whitespace", whitespace, ("compact", "flexible"))
+        check_option("order", order, ("declared", "any"))
         source = to_source(schema)
         self._check_size(source)
         kind = f"json_schema, {whitespace}, {order}"
@@ -116,8 +112,8 @@ class GrammarCompiler:
 
         Every refusal comes with its pointer, not only the first. See `Report`.
         """
-        _check_option("whitespace", whitespace, ("compact", "flexible"))
-        _check_option("order", order, ("declared", "any"))
+        check_option("whitespace", whitespace, ("compact", "flexible"))
+        check_option("order", order, ("declared", "any"))
         try:
             source = to_source(schema)
             self._check_size(source)
@@ -133,18 +129,16 @@ class GrammarCompiler:
         It begins with the rule `start`; by default `root` in GBNF, `start` in Lark. Recursion of
         every kind is allowed. See `palmette.grammar.ebnf` for what is read and what is refused.
         """
-        reader = _READERS.get(syntax)
-        if reader is None:
-            raise ValueError(f"syntax is {' or '.join(map(repr, _READERS))}, got {syntax!r}")
+        check_option("syntax", syntax, READERS)
         if not isinstance(source, str):
             raise InvalidGrammar(f"a grammar must be a string, got {type(source).__name__}")
         self._check_size(source)
         kind = f"{syntax}, {start!r}"
-        return self._remember(kind, source, lambda: self._grammar(reader, source, start))
+        return self._remember(kind, source, lambda: self._grammar(source, syntax, start))
 
-    def _grammar(self, reader: _GrammarReader, source: str, start: str | None) -> CompiledGrammar:
+    def _grammar(self, source: str, syntax: GrammarSyntax, start: str | None) -> CompiledGrammar:
         store = self._store()
-        emitted = emit_grammar(reader(source, store, start), store)
+        emitted = emit_grammar(READERS[syntax](source, store, start), store)
         return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
     def compile_structural_tag(
@@ -159,8 +153,8 @@ class GrammarCompiler:
         A mapping is read as the JSON that SGLang, vLLM and XGrammar take. `whitespace` and `order`
         are for the JSON schemas that do not say themselves.
         """
-        _check_option("whitespace", whitespace, ("compact", "flexible"))
-        _check_option("order", order, ("declared", "any"))
+        check_option("whitespace", whitespace, ("compact", "flexible"))
+        check_option("order", order, ("declared", "any"))
         is_json = isinstance(tag, Mapping)
         source = to_source(tag) if isinstance(tag, Mapping) else repr(tag)
         self._check_size(source)
@@ -234,8 +228,3 @@ class GrammarCompiler:
         while num_bytes > self.limits.compiled_cache_bytes and len(self._compiled) > 1:
             _, oldest = self._compiled.popitem(last=False)
             num_bytes -= oldest.num_bytes
-
-
-def _check_option(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {' or '.join(map(repr, known))}, got {value!r}")

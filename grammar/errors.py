@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GrammarError(ValueError):
     """A grammar cannot be used; `pointer` says where, if that is known."""
@@ -38,3 +40,10 @@ class UnsatisfiableGrammar(GrammarError):
 
 class GrammarTooComplex(GrammarError):
     """Going on would pass one of the `Limits`."""
+
+
+def check_option(name: str, value: object, known: Iterable[object]) -> None:
+    """Raise ValueError if the option has none of the known values."""
+    listed = list(known)
+    if value not in listed:
+        raise ValueError(f"{name} is {' or '.join(map(repr, listed))}, got {value!r}")

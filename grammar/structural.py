@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from palmette.grammar.codepoints import ANY
+from palmette.grammar.ebnf import READERS, GrammarSyntax
 from palmette.grammar.ebnf import emit as emit_grammar
-from palmette.grammar.ebnf import read_gbnf, read_lark
 from palmette.grammar.ebnf.text import placed
 from palmette.grammar.emitted import Emitted
-from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGrammar
+from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGrammar, check_option
 from palmette.grammar.json_schema import Document
 from palmette.grammar.json_schema import emit as emit_schema
 from palmette.grammar.json_schema.document import to_source
@@ -52,6 +52,10 @@ class JsonSchema:
     whitespace: Whitespace | None = None
     order: Order | None = None
 
+    def __post_init__(self) -> None:
+        check_option("whitespace", self.whitespace, (None, "compact", "flexible"))
+        check_option("order", self.order, (None, "declared", "any"))
+
 
 @dataclass(frozen=True, slots=True)
 class Regex:
@@ -67,8 +71,11 @@ class EbnfGrammar:
     """A text that the grammar derives."""
 
     source: str
-    syntax: Literal["gbnf", "lark"] = "gbnf"
+    syntax: GrammarSyntax = "gbnf"
     start: str | None = None
+
+    def __post_init__(self) -> None:
+        check_option("syntax", self.syntax, READERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,10 @@ class Repeated:
     content: Format
     low: int = 0
     high: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.high is not None and self.high < self.low:
+            raise ValueError(f"high is {self.high}, below low, {self.low}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +259,7 @@ class _Emitter:
                 )
                 self.notes += (f"{where}: {note}" for note in schema.notes)
                 return schema.term
-            read = {"gbnf": read_gbnf, "lark": read_lark}[each.syntax]
-            grammar = emit_grammar(read(each.source, store, each.start), store)
+            grammar = emit_grammar(READERS[each.syntax](each.source, store, each.start), store)
         except GrammarError as error:
             raise placed(error, where) from error
         self.notes += (f"{where}: {note}" for note in grammar.notes)

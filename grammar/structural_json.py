@@ -9,8 +9,9 @@ and the formats that speak of tokens, are refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from palmette.grammar.ebnf import READERS
 from palmette.grammar.errors import InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.json_schema.emit import Whitespace
 from palmette.grammar.regex import RegexSyntax
@@ -53,7 +54,6 @@ _TOKEN_FORMATS = frozenset(
 _OTHER_STYLES = frozenset(["qwen_xml_parameter"])
 _WHITESPACE: tuple[Whitespace | None, ...] = (None, "compact", "flexible")
 _ORDERS: tuple[Order | None, ...] = (None, "declared", "any")
-_SYNTAXES: tuple[Literal["gbnf", "lark"], ...] = ("gbnf", "lark")
 _REGEX_SYNTAXES: tuple[RegexSyntax, ...] = ("ecma", "python")
 _MISSING: Any = object()
 
@@ -157,7 +157,7 @@ def _regex(fields: _Fields) -> Format:
 
 def _grammar(fields: _Fields) -> Format:
     source = fields.take("grammar", _text)
-    syntax = fields.take_one_of("syntax", _SYNTAXES, "gbnf")
+    syntax = fields.take_one_of("syntax", tuple(READERS), "gbnf")
     return EbnfGrammar(source, syntax, fields.take("start", _text_or_none, None))
 
 

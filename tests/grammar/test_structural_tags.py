@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -441,6 +442,22 @@ def test_a_remark_on_a_schema_says_in_which_tag_it_is() -> None:
     (note,) = compiler.compile_structural_tag(tag).notes
     assert note.startswith("#/content: ")
     assert "made-up" in note
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EbnfGrammar("x", "peg"), "syntax is 'gbnf' or 'lark', got 'peg'"),
+        (lambda: JsonSchema({}, "loose"), "whitespace is None or 'compact' or 'flexible', got"),
+        (lambda: JsonSchema({}, order="sorted"), "order is None or 'declared' or 'any', got"),
+        (lambda: Repeated(AnyText(), 3, 1), "high is 1, below low, 3"),
+    ],
+)
+def test_a_format_with_an_unknown_option_is_not_made(
+    make: Callable[[], Format], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_too_many_triggers_are_refused() -> None:
