@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,8 +150,11 @@ class Worker:
         suppressed = sequence.suppressed_token_ids
         if sequence.num_output_tokens < sequence.request.sampling.min_tokens:
             suppressed = tuple(sequence.stop_token_ids.union(suppressed))
+        params = sequence.request.sampling
+        if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
+            params = replace(params, logprobs=None)
         return SamplingRow(
-            params=sequence.request.sampling,
+            params=params,
             seed=sequence.seed,
             path=sequence.request.path,
             position=sequence.draw_position,
