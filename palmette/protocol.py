@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import Any, Literal, Protocol, TypedDict, get_args, runtime_checkable
 
 from palmette.errors import InvalidRequest, PalmetteError
 
@@ -31,11 +31,11 @@ JumpMode = Literal["token", "canonical"]
 
 # What each option may be, the default first; and the kinds of constraint that have it.
 _CONSTRAINT_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[ConstraintKind, ...]]] = {
-    "whitespace": (("compact", "flexible"), ("json_schema", "structural_tag")),
-    "order": (("declared", "any"), ("json_schema", "structural_tag")),
+    "whitespace": (get_args(WhitespaceName), ("json_schema", "structural_tag")),
+    "order": (get_args(OrderName), ("json_schema", "structural_tag")),
 }
-_SYNTAXES: dict[str, tuple[str, ...]] = {"regex": ("ecma", "python"), "grammar": ("gbnf", "lark")}
-_GRAMMAR_BACKENDS = ("palmette", "outlines-core", "llguidance", "xgrammar")
+_SYNTAXES = {"regex": get_args(RegexSyntax), "grammar": get_args(GrammarSyntax)}
+_GRAMMAR_BACKENDS = get_args(GrammarBackend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Constraint:
     """What the generated text must match, in whole. Hashable: equal constraints share a compile.
 
     `syntax` is how a regex ("ecma", as JSON Schema has it, or "python") or a grammar ("gbnf" or
-    "lark") is written; None is the first. A JSON text is "compact" or has "flexible" whitespace,
-    and the properties of its objects come in the order that the schema declares or in any; a
-    structural tag takes both for the schemas in it. `backend` is who enforces it: Palmette itself,
-    or another library.
+    "lark") is written; the first is the default, which is kept as None. A JSON text is "compact" or
+    has "flexible" whitespace, and the properties of its objects come in the order that the schema
+    declares or in any; a structural tag takes both for the schemas in it. `backend` is who enforces
+    it: Palmette itself, or another library.
 
     Raises InvalidRequest for an option that is unknown, or that the kind does not have.
     """
@@ -69,6 +69,8 @@ class Constraint:
                 else f"a {self.kind} has no syntax to choose, got {self.syntax!r}",
                 param="syntax",
             )
+        if self.syntax in known[:1]:  # so that it equals a constraint that does not say so
+            object.__setattr__(self, "syntax", None)
         for name, (values, kinds) in _CONSTRAINT_OPTIONS.items():
             value = getattr(self, name)
             if value not in values:
@@ -90,8 +92,7 @@ class Constraint:
         cls, pattern: str, *, syntax: RegexSyntax = "ecma", backend: GrammarBackend = "palmette"
     ) -> Constraint:
         """The whole text matches `pattern`."""
-        named = None if syntax == "ecma" else syntax
-        return cls("regex", _text("regex", pattern), named, backend=backend)
+        return cls("regex", _text("regex", pattern), syntax, backend=backend)
 
     @classmethod
     def json_schema(
@@ -122,8 +123,7 @@ class Constraint:
         cls, source: str, *, syntax: GrammarSyntax = "gbnf", backend: GrammarBackend = "palmette"
     ) -> Constraint:
         """The whole text is derived from the first rule: `root` in GBNF, `start` in Lark's."""
-        named = None if syntax == "gbnf" else syntax
-        return cls("grammar", _text("grammar", source), named, backend=backend)
+        return cls("grammar", _text("grammar", source), syntax, backend=backend)
 
     @classmethod
     def structural_tag(

@@ -6,6 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
+from palmette.protocol import (
+    GrammarBackend,
+    GrammarSyntax,
+    JumpMode,
+    OrderName,
+    RegexSyntax,
+    WhitespaceName,
+)
+
 
 class _Fields(BaseModel):
     # Strict: a number is not taken from a string, nor a boolean from a number.
@@ -205,12 +214,12 @@ class GenerationFields(_Fields):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     # Options of theirs.
-    regex_syntax: Literal["ecma", "python"] | None = None
-    grammar_syntax: Literal["gbnf", "lark"] | None = None
-    whitespace: Literal["compact", "flexible"] | None = None
-    property_order: Literal["declared", "any"] | None = None
-    grammar_backend: Literal["palmette", "outlines-core", "llguidance", "xgrammar"] | None = None
-    jump_forward: Literal["token", "canonical"] | None = None
+    regex_syntax: RegexSyntax | None = None
+    grammar_syntax: GrammarSyntax | None = None
+    whitespace: WhitespaceName | None = None
+    property_order: OrderName | None = None
+    grammar_backend: GrammarBackend | None = None
+    jump_forward: JumpMode | None = None
     guided_decoding_backend: Annotated[None, _refused(_BACKEND)] = None
     guided_whitespace_pattern: Annotated[None, _refused(_WHITESPACE)] = None
     user: str | None = None  # without effect

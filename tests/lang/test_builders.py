@@ -97,6 +97,8 @@ TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers"
         ({"regex": "a", "regex_syntax": "python"}, Constraint.regex("a", syntax="python")),
         ({"grammar": "root ::= a"}, Constraint.grammar("root ::= a")),
         ({"ebnf": "root ::= a"}, Constraint.grammar("root ::= a", syntax="gbnf")),
+        ({"regex": "a", "regex_syntax": "ecma"}, Constraint.regex("a")),
+        ({"grammar": "root ::= a", "grammar_syntax": "gbnf"}, Constraint.grammar("root ::= a")),
         (
             {"grammar": "start: a", "grammar_syntax": "lark"},
             Constraint.grammar("start: a", syntax="lark"),
