@@ -57,11 +57,23 @@ def sampling_params(
     )
 
 
-_ONE_NAME = {"guided_choice": "choices", "choice": "choices", "json_": "json_schema"}
-_ONE_NAME |= {"guided_regex": "regex", "guided_json": "json_schema", "guided_grammar": "grammar"}
+# What the fields of a request constrain by, and those of its structured_outputs.
 _NAMES = ("regex", "choices", "json_schema", "grammar", "ebnf", "structural_tag")
-_GUIDED_NAMES = ("guided_regex", "guided_choice", "guided_json", "guided_grammar")
-_STRUCTURED_NAMES = ("regex", "choice", "json_", "grammar", "structural_tag")
+_FIELDS = {name: name for name in _NAMES} | {
+    "guided_regex": "regex",
+    "guided_choice": "choices",
+    "guided_json": "json_schema",
+    "guided_grammar": "grammar",
+}
+_STRUCTURED = {
+    "regex": "regex",
+    "choice": "choices",
+    "json_": "json_schema",
+    "grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+# Other servers take a grammar in either notation under these names.
+_MAY_BE_LARK = ("guided_grammar", "structured_outputs")
 
 # An option of constraints, and the kinds that have it.
 _OPTIONS = {
@@ -81,8 +93,6 @@ class _Wanted:
     field: str
     kind: str  # a kind of constraint, or ebnf, which is a grammar in GBNF
     source: Any
-    may_be_lark: bool = False  # other servers take either notation under this name
-    whitespace: WhitespaceName | None = None
 
 
 def constraint(fields: GenerationFields) -> Constraint | None:
@@ -117,10 +127,14 @@ def _made(fields: GenerationFields, wanted: _Wanted) -> Constraint:
         return Constraint.choices(source, backend=backend)
     if wanted.kind in ("grammar", "ebnf"):
         syntax: GrammarSyntax = fields.grammar_syntax or "gbnf"
-        if wanted.may_be_lark and fields.grammar_syntax is None and "::=" not in source:
+        is_unsaid = fields.grammar_syntax is None and wanted.field in _MAY_BE_LARK
+        if is_unsaid and "::=" not in source:
             syntax = "lark"
         return Constraint.grammar(source, syntax=syntax, backend=backend)
-    whitespace = fields.whitespace or wanted.whitespace or "compact"
+    whitespace: WhitespaceName = fields.whitespace or "compact"
+    structured = fields.structured_outputs
+    if structured is not None and structured.disable_any_whitespace is not None:
+        whitespace = "compact" if structured.disable_any_whitespace else "flexible"
     order = fields.property_order or "declared"
     make = Constraint.json_schema if wanted.kind == "json_schema" else Constraint.structural_tag
     return make(source, whitespace=whitespace, order=order, backend=backend)
@@ -133,35 +147,39 @@ def _check_options(fields: GenerationFields, wanted: _Wanted | None) -> None:
             raise InvalidRequest(
                 f"{name} needs a constraint that has it: {', '.join(kinds)}", param=name
             )
+    structured = fields.structured_outputs
+    if structured is None or structured.disable_any_whitespace is None:
+        return
+    if fields.whitespace is not None:
+        raise InvalidRequest(
+            "whitespace and disable_any_whitespace cannot be combined: they are one option",
+            param="whitespace",
+        )
+    kinds = _OPTIONS["whitespace"]
+    if wanted is None or wanted.field != "structured_outputs" or wanted.kind not in kinds:
+        raise InvalidRequest(
+            "disable_any_whitespace needs a constraint beside it that has it: json, json_object, "
+            "structural_tag",
+            param="structured_outputs",
+        )
 
 
 def _wanted(fields: GenerationFields) -> list[_Wanted]:
     """Every constraint in the request."""
     wanted = [
-        _Wanted(name, _ONE_NAME.get(name, name), source, may_be_lark=name == "guided_grammar")
-        for name in (*_NAMES, *_GUIDED_NAMES)
+        _Wanted(name, kind, source)
+        for name, kind in _FIELDS.items()
         if (source := getattr(fields, name)) is not None
     ]
     structured = fields.structured_outputs
     if structured is not None:
-        whitespace: WhitespaceName | None = None
-        if structured.disable_any_whitespace is not None:
-            whitespace = "compact" if structured.disable_any_whitespace else "flexible"
         wanted += [
-            _Wanted(
-                "structured_outputs",
-                _ONE_NAME.get(name, name),
-                source,
-                may_be_lark=True,
-                whitespace=whitespace,
-            )
-            for name in _STRUCTURED_NAMES
+            _Wanted("structured_outputs", kind, source)
+            for name, kind in _STRUCTURED.items()
             if (source := getattr(structured, name)) is not None
         ]
         if structured.json_object:
-            wanted.append(
-                _Wanted("structured_outputs", "json_schema", _ANY_OBJECT, whitespace=whitespace)
-            )
+            wanted.append(_Wanted("structured_outputs", "json_schema", _ANY_OBJECT))
     answer = fields.response_format if isinstance(fields, ChatRequest) else None
     if isinstance(answer, JsonSchemaFormat):
         wanted.append(_Wanted("response_format", "json_schema", answer.json_schema.schema_))

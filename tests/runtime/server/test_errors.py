@@ -166,6 +166,24 @@ COMMON_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs",
         "use whitespace",
     ),
+    (
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": False}},
+        "structured_outputs",
+        "disable_any_whitespace needs a constraint",
+    ),
+    (
+        {"structured_outputs": {"disable_any_whitespace": True}, "json_schema": {}},
+        "structured_outputs",
+        "disable_any_whitespace needs a constraint",
+    ),
+    (
+        {
+            "structured_outputs": {"json": {}, "disable_any_whitespace": True},
+            "whitespace": "flexible",
+        },
+        "whitespace",
+        "cannot be combined",
+    ),
     ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "use grammar_backend"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "use whitespace"),
     ({"whitespace": "flexible"}, "whitespace", "needs a constraint that has it"),
