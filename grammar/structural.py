@@ -268,7 +268,7 @@ class _Emitter:
     # Tags
 
     def _tag(self, tag: Tag, where: str) -> Term:
-        content = content_of(tag)
+        content = _content(tag)
         ends = (tag.end,) if isinstance(tag.end, str) else tag.end
         if not ends:
             raise InvalidGrammar("a tag needs an end, which may be empty", pointer=where)
@@ -405,7 +405,7 @@ class _Free:
         return store.both(self._any, *(store.complement(each) for each in refused))
 
 
-def content_of(tag: Tag) -> Format:
+def _content(tag: Tag) -> Format:
     """The content of a tag as a format."""
     content = tag.content
     if isinstance(content, str):

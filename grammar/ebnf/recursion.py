@@ -62,7 +62,7 @@ class _Remover:
             name = self._wanted.pop()
             if name not in solved:
                 solved.add(name)
-                self._new[_some_name(name)] = self._some(self._rules[name])
+                self._new[_some_name(name)] = self.some(self._rules[name])
         return self._new
 
     # The rules of one circle, as linear equations. If A is "B r" or "t", with B a rule of the
@@ -147,18 +147,16 @@ class _Remover:
             after = _join(item, after)
         return reversed(found)
 
-    def _some(self, node: Node) -> Node:
+    def some(self, node: Node) -> Node:
         """The texts of the node but for the empty one."""
+        if not self._shortest.is_possible(node):
+            return Choice(())
+        if not self._shortest.is_nullable(node):
+            return node
         known = self._some_of.get(node)
         if known is None:
             known = self._some_of[node] = self._make_some(node)
         return known
-
-    def some(self, node: Node) -> Node:
-        """The same, the node itself if it has not the empty text."""
-        if not self._shortest.is_possible(node):
-            return Choice(())
-        return self._some(node) if self._shortest.is_nullable(node) else node
 
     def _make_some(self, node: Node) -> Node:
         self._store.spend()
