@@ -9,7 +9,7 @@ from palmette.protocol import Piece
 from palmette.runtime.tokenization.chat import JinjaChatTemplate
 from palmette.runtime.tokenization.special import SpecialToken, SpecialTokens
 from palmette.runtime.tokenization.stream import StreamDecoder
-from palmette.runtime.tokenization.vocabulary import utf8
+from palmette.runtime.tokenization.utf8 import utf8
 
 BEGIN, TURN, END = "<|begin|>", "<|turn|>", "<|end|>"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from palmette.errors import ModelFileError
-from palmette.runtime.tokenization.vocabulary import SPACE_MARK, components
+from palmette.grammar.pieces import SPACE_MARK, components
 
 FORMAT = 1  # of the cache entries below and of what `prepare` does; raise it when either changes
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import tokenizers
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
-from palmette.protocol import ChatTemplate, Piece
-from palmette.runtime.tokenization.prepared import PreparedTokenizer
-from palmette.runtime.tokenization.special import SpecialToken, SpecialTokens
-from palmette.runtime.tokenization.stream import StreamDecoder
-from palmette.runtime.tokenization.vocabulary import (
+from palmette.grammar.pieces import (
     SPACE_MARK,
     byte_level_piece,
     byte_pieces,
     sentencepiece_piece,
-    utf8,
 )
+from palmette.protocol import ChatTemplate, Piece
+from palmette.runtime.tokenization.prepared import PreparedTokenizer
+from palmette.runtime.tokenization.special import SpecialToken, SpecialTokens
+from palmette.runtime.tokenization.stream import StreamDecoder
+from palmette.runtime.tokenization.utf8 import utf8
 
 if TYPE_CHECKING:
     from palmette.runtime.tokenization.source import ChatTemplateSource

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palmette.errors import InvalidRequest, ModelFileError
+from palmette.grammar.pieces import byte_of_character
 from palmette.protocol import Piece
 from palmette.runtime.tokenization.prepared import prepare
-from palmette.runtime.tokenization.vocabulary import byte_of_character
 from tests.runtime.tokenization import tiny
 
 TURN_END = Piece("<|end|>", special=True)

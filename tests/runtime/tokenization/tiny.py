@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from palmette.grammar.pieces import SPACE_MARK, byte_of_character
 from palmette.runtime.tokenization.prepared import prepare
 from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
-from palmette.runtime.tokenization.vocabulary import SPACE_MARK, byte_of_character
 
 
 def added(token_id: int, text: str, **flags: bool) -> dict[str, Any]:

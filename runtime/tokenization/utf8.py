@@ -1,26 +1,8 @@
-"""The bytes of texts, and those that each entry of a vocabulary stands for."""
+"""The bytes of texts."""
 
 from __future__ import annotations
 
 from palmette.errors import InvalidRequest
-from palmette.grammar.pieces import (
-    SPACE_MARK,
-    byte_level_piece,
-    byte_of_character,
-    byte_pieces,
-    components,
-    sentencepiece_piece,
-)
-
-__all__ = [
-    "SPACE_MARK",
-    "byte_level_piece",
-    "byte_of_character",
-    "byte_pieces",
-    "components",
-    "sentencepiece_piece",
-    "utf8",
-]
 
 
 def utf8(text: str) -> bytes:
