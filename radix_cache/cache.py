@@ -143,7 +143,7 @@ class RadixCache:
             num_freed = self.tree.evict(num_pages, Removal.EVICTED)
             self.tier.carry_out()
         finally:
-            self.tier.drop_moves()  # nothing is left of them but after an interrupt
+            self.tier.drop_moves()  # of what was copied, nothing is left
         return num_freed
 
     def _time(self) -> float:

@@ -109,7 +109,7 @@ class Tier:
             self._moves[slot] = page_id
 
     def carry_out(self) -> None:
-        """Have what was taken copied."""
+        """Have what was taken copied. `drop_moves` comes behind it, whatever happens."""
         if not self._moves or self._store is None:
             return
         try:
@@ -118,13 +118,13 @@ class Tier:
         except Exception:
             _log.exception("evicted pages could not be copied; the tier takes no more")
             self._store = None
-        finally:
-            self.drop_moves()
 
     def drop_moves(self) -> None:
         """Forget what was taken and is not copied: its pages may be others' by now."""
         moves = self._moves
-        for name in [name for name, slot in self._slots.items() if slot in moves] if moves else ():
+        if not moves:
+            return
+        for name in [name for name, slot in self._slots.items() if slot in moves]:
             self.stats.num_dropped_pages += 1
             self._forget(name)
         self._moves = {}
