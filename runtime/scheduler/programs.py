@@ -24,9 +24,6 @@ from palmette.runtime.sequence import Handle, Sequence
 
 Path = tuple[int, ...]
 
-# Who came within this share of `max_wait` of each other came together.
-TOGETHER_SHARE = 0.5
-
 # Programs that all asked first within this share of `max_wait` are one batch, for so many times
 # `max_wait`.
 _BATCH_SHARE = 0.1

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from palmette.radix_cache import Namespace
 from palmette.runtime.config import SchedulerSection
-from palmette.runtime.scheduler.programs import TOGETHER_SHARE
 from palmette.runtime.sequence import Sequence, shared_length
 
 # Of many that are overdue and all wait for another sequence, no more are looked at in a step.
@@ -22,6 +21,9 @@ _MAX_OVERDUE_TRIED = 64
 # Whoever has waited for this share of the bound comes first, so that the rest of it is left for
 # those that run to make room.
 OVERDUE_SHARE = 0.75
+
+# Those that are overdue go together with others that came within this share of the bound.
+_TOGETHER_SHARE = 0.5
 
 # Among so many of programs that have begun the nearest one is looked for.
 _MAX_BESIDE = 64
@@ -223,7 +225,7 @@ class DepthFirst:
     def __init__(self, cached_tokens: CachedTokens, max_wait: float) -> None:
         self.cached_tokens = cached_tokens
         self.overdue_after = OVERDUE_SHARE * max_wait
-        self.mates_within = TOGETHER_SHARE * max_wait
+        self.mates_within = _TOGETHER_SHARE * max_wait
         self.arrivals = _Arrivals()
         self.keys: list[Key] = []
         self.last: Sequence | None = None  # admitted last; the walk goes on from there
