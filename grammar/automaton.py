@@ -94,6 +94,14 @@ class Automaton:
             self._fill_row(state)
         return int(self.rows[state, byte])
 
+    def follow(self, state: int, text: Iterable[int]) -> int:
+        """The state after the bytes, `DEAD` if they are not allowed."""
+        for byte in text:
+            state = self.step(state, byte)
+            if state == DEAD:
+                break
+        return state
+
     def has_moves(self, state: int) -> bool:
         """Whether any byte is allowed."""
         if not self.has_row[state]:
@@ -140,11 +148,7 @@ class Automaton:
 
     def accepts(self, state: int, text: Iterable[int]) -> bool:
         """Whether the text is complete after the bytes."""
-        for byte in text:
-            state = self.step(state, byte)
-            if state == DEAD:
-                return False
-        return bool(self.nullable[state])
+        return bool(self.nullable[self.follow(state, text)])
 
     def _fill_row(self, state: int) -> None:
         row = np.zeros(256, np.int32)

@@ -231,12 +231,8 @@ class Matcher:
 
     def _after(self, term: Term, text: bytes) -> Term | None:
         automaton = self._grammar.automaton
-        state = automaton.state_of(term)
-        for byte in text:
-            state = automaton.step(state, byte)
-            if state == DEAD:
-                return None
-        return automaton.term_of(state)
+        state = automaton.follow(automaton.state_of(term), text)
+        return automaton.term_of(state) if state != DEAD else None
 
 
 def _at_most(limit: int | None) -> float:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from palmette.grammar.structures import Counter, Items, Members, Part
+from palmette.grammar.structures import Counter, Items, Members, Part, Punctuation
 
 if TYPE_CHECKING:
     from palmette.grammar.term_store import TermStore
+    from palmette.grammar.terms import Term
 
 V = TypeVar("V")
 
@@ -49,11 +50,12 @@ class Choice(Generic[V]):
     num_bytes: int  # of the cheapest, with its name and a comma
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step(Generic[V]):
     """The next part of a cheapest completion, `times` times over."""
 
     place: int  # of a declared member or of the prefix; None of these: -1 - index of the filler
-    choice: int
+    choice: Choice[V]
     times: int
     after: Where
 
@@ -65,20 +67,25 @@ class Moves(ABC, Generic[V]):
     end: undeclared members, or the rest of an array. Each has its choices.
     """
 
-    def __init__(self, counters: Sequence[Counter], spend: Callable[[int], None]) -> None:
+    def __init__(
+        self, counters: Sequence[Counter], marks: Punctuation, close: Term, store: TermStore
+    ) -> None:
         self.places: list[tuple[Choice[V], ...]] = []
         self.fillers: list[tuple[Choice[V], ...]] = []
         self.is_distinct = False  # whether the fillers, or all items, must not come twice
-        self.close_bytes = 0
-        self.first_bytes = 0  # what the first part takes more than another
-        self._spend = spend
+        self.close = close
+        self.close_bytes = store.min_bytes(close)
+        self.comma_bytes = store.min_bytes(marks.comma)
+        # What the first part takes more than another.
+        self.first_bytes = store.min_bytes(marks.blank) - self.comma_bytes
+        self._spend = store.spend
         # Which counters matter at all, and their places in `Where.left`.
         kept = [i for i, each in enumerate(counters) if each != (0, None)]
         self._place_of = {index: place for place, index in enumerate(kept)}
         self._counters: Left = tuple(counters[i] for i in kept)
         self._is_total_only = kept in ([], [0])
         self._known: dict[_State, int | None] = {}
-        self._groups: list[tuple[int, int, Choice[V]]] = []  # of fillers, cheapest first
+        self._groups: list[tuple[int, Choice[V]]] = []  # of fillers, cheapest first
         self._movers: list[int] = []  # by counter: bits of the places that may move it
         self._is_movable: list[bool] = []  # by counter: whether a filler moves it
         self._moved_from: list[frozenset[int]] = []  # by group: what it and later ones move
@@ -86,12 +93,8 @@ class Moves(ABC, Generic[V]):
     def _finish(self) -> None:
         """Call once the places and fillers are in."""
         self._groups = sorted(
-            (
-                (filler, index, choice)
-                for filler, choices in enumerate(self.fillers)
-                for index, choice in enumerate(choices)
-            ),
-            key=lambda group: group[2].num_bytes,
+            ((filler, choice) for filler, choices in enumerate(self.fillers) for choice in choices),
+            key=lambda group: group[1].num_bytes,
         )
         for counter in range(len(self._counters)):
             bits = 0
@@ -99,9 +102,9 @@ class Moves(ABC, Generic[V]):
                 if any(counter in choice.counters for choice in choices):
                     bits |= 1 << place
             self._movers.append(bits)
-            self._is_movable.append(any(counter in g[2].counters for g in self._groups))
+            self._is_movable.append(any(counter in g[1].counters for g in self._groups))
         moved_from: set[int] = set()
-        for _, _, choice in reversed(self._groups):
+        for _, choice in reversed(self._groups):
             moved_from.update(choice.counters)
             self._moved_from.append(frozenset(moved_from))
         self._moved_from.reverse()
@@ -143,7 +146,7 @@ class Moves(ABC, Generic[V]):
             return None
         return cost + self.close_bytes + (self.first_bytes if where.is_first else 0)
 
-    def step(self, where: Where) -> Step | None:
+    def step(self, where: Where) -> Step[V] | None:
         """The first part of a cheapest completion; None to close."""
         if self.may_close(where):
             return None
@@ -153,18 +156,17 @@ class Moves(ABC, Generic[V]):
         while place < len(self.places):
             cost = self._cost((place, came, left))
             assert cost is not None
-            for index, after in self._takes(place, came, left):
+            for choice, after in self._takes(place, came, left):
                 beyond = self._cost(after)
-                num_bytes = self.places[place][index].num_bytes
-                if beyond is not None and num_bytes + beyond == cost:
-                    return Step(place, index, 1, self._after(where, place, after[2]))
+                if beyond is not None and choice.num_bytes + beyond == cost:
+                    return Step(place, choice, 1, self._after(where, place, after[2]))
             place += 1
         return self._filler_step(where, left)
 
-    def _filler_step(self, where: Where, left: Left) -> Step:
+    def _filler_step(self, where: Where, left: Left) -> Step[V]:
         direct = self._direct(0, left)
         if direct is not None:
-            (filler, index, choice), times = direct
+            (filler, choice), times = direct
             if self.is_distinct:
                 times = 1
         else:
@@ -172,14 +174,14 @@ class Moves(ABC, Generic[V]):
             given_up, rest = 0, left
             while True:
                 cost = self._cost((len(self.places), given_up, rest))
-                filler, index, choice = self._groups[given_up]
+                filler, choice = self._groups[given_up]
                 used = self._use(given_up, rest)
                 beyond = None if used is None else self._cost(used)
                 if beyond is not None and cost == beyond + choice.num_bytes:
                     break
                 _, given_up, rest = self._give_up(given_up, rest)
         left = _moved_by(left, choice.counters, times)
-        return Step(-1 - filler, index, times, self._after(where, None, left))
+        return Step(-1 - filler, choice, times, self._after(where, None, left))
 
     def offers(self, where: Where, place: int) -> list[tuple[Choice[V], Where]]:
         """The choices for a place (numbered as in `Step`) after which all can be completed."""
@@ -275,22 +277,19 @@ class Moves(ABC, Generic[V]):
         place, came, left = state
         if place == len(self.places):
             return self._filler_ways(came, left)
-        ways = [
-            (self.places[place][index].num_bytes, after)
-            for index, after in self._takes(place, came, left)
-        ]
+        ways = [(choice.num_bytes, after) for choice, after in self._takes(place, came, left)]
         if self._may_skip(place, came):
             ways.append((0, self._beyond(place, came, left)))
         return ways
 
-    def _takes(self, place: int, came: int, left: Left) -> list[tuple[int, _State]]:
+    def _takes(self, place: int, came: int, left: Left) -> list[tuple[Choice[V], _State]]:
         if not self._may_take(place, came):
             return []
         takes = []
-        for index, choice in enumerate(self.places[place]):
+        for choice in self.places[place]:
             after = moved(left, choice.counters)
             if after is not None:
-                takes.append((index, self._beyond(place, came, after)))
+                takes.append((choice, self._beyond(place, came, after)))
         return takes
 
     def _beyond(self, place: int, came: int, left: Left) -> _State:
@@ -309,7 +308,7 @@ class Moves(ABC, Generic[V]):
         ways = [(0, self._give_up(given_up, left))]
         after = self._use(given_up, left)
         if after is not None:
-            ways.append((self._groups[given_up][2].num_bytes, after))
+            ways.append((self._groups[given_up][1].num_bytes, after))
         return ways
 
     def _give_up(self, group: int, left: Left) -> _State:
@@ -324,7 +323,7 @@ class Moves(ABC, Generic[V]):
         return len(self.places), group, left
 
     def _use(self, group: int, left: Left) -> _State | None:
-        choice = self._groups[group][2]
+        _, choice = self._groups[group]
         lacking = _last_lacking(left)
         if lacking not in choice.counters:
             return None
@@ -333,7 +332,7 @@ class Moves(ABC, Generic[V]):
             return None
         return len(self.places), group if _last_lacking(after) == lacking else 0, after
 
-    def _direct(self, given_up: int, left: Left) -> tuple[tuple[int, int, Choice[V]], int] | None:
+    def _direct(self, given_up: int, left: Left) -> tuple[tuple[int, Choice[V]], int] | None:
         """The filler that does all that is left, if only one counter lacks something and the
         cheapest that moves it can come often enough; and how often.
         """
@@ -342,8 +341,8 @@ class Moves(ABC, Generic[V]):
             return None
         times = left[lacking[0]].low
         for group in self._groups[given_up:]:
-            if lacking[0] in group[2].counters:
-                rooms = [left[counter].high for counter in group[2].counters]
+            if lacking[0] in group[1].counters:
+                rooms = [left[counter].high for counter in group[1].counters]
                 if 0 in rooms:
                     continue
                 return (group, times) if all(r is None or r >= times for r in rooms) else None
@@ -370,7 +369,7 @@ class Moves(ABC, Generic[V]):
         times = missing = left[lacking[0]].low
         total = 0
         short: set[int] = set()
-        for _, _, choice in self._groups[given_up:]:
+        for _, choice in self._groups[given_up:]:
             if lacking[0] not in choice.counters:
                 continue
             room = missing
@@ -398,22 +397,18 @@ class ObjectMoves(Moves[V]):
         if most is not None and not shape.names and most >= len(shape.members):
             most = None
         least = shape.min_members if shape.min_members > len(required) else 0
-        super().__init__((Counter(least, most), *shape.counters), store.spend)
         marks = shape.punctuation
+        counters = (Counter(least, most), *shape.counters)
+        super().__init__(counters, marks, marks.close_object, store)
         self.shape = shape
-        self.close_bytes = store.min_bytes(marks.close_object)
-        comma, colon = store.min_bytes(marks.comma), store.min_bytes(marks.colon)
-        self.colon_bytes = colon
-        self.comma_bytes = comma
-        self.first_bytes = store.min_bytes(marks.blank) - comma
+        around = store.min_bytes(marks.colon) + self.comma_bytes
         self.is_any_order = shape.order == "any"
         self.is_distinct = shape.has_distinct_names and bool(shape.names)
         self.required = required
         for member in shape.members:
-            overhead = len(member.key) + colon + comma
-            self.places.append(self._choices(member.parts, cost, overhead))
+            self.places.append(self._choices(member.parts, cost, len(member.key) + around))
         for names in shape.names:
-            overhead = store.min_bytes(names.name) + colon + comma
+            overhead = store.min_bytes(names.name) + around
             self.fillers.append(self._choices(names.parts, cost, overhead))
         self._finish()
         # The members in the order of their keys.
@@ -522,7 +517,7 @@ class ObjectMoves(Moves[V]):
         if self._optional_by_cost is None:
             optional = [i for i, m in enumerate(self.shape.members) if not m.is_required]
             self._optional_by_cost = sorted(optional, key=self._cheapest.__getitem__)
-        filler = self._groups[0][2].num_bytes if self._groups else None
+        filler = self._groups[0][1].num_bytes if self._groups else None
         total = 0
         self._spend(len(self._optional_by_cost) // 16)
         for i in self._optional_by_cost:
@@ -544,15 +539,13 @@ class ArrayMoves(Moves[V]):
         most = shape.max_items
         if most is not None and not shape.rest and most >= len(shape.prefix):
             most = None
-        super().__init__((Counter(shape.min_items, most), *shape.counters), store.spend)
         marks = shape.punctuation
+        counters = (Counter(shape.min_items, most), *shape.counters)
+        super().__init__(counters, marks, marks.close_array, store)
         self.shape = shape
         self.is_distinct = shape.is_unique
-        self.close_bytes = store.min_bytes(marks.close_array)
-        comma = store.min_bytes(marks.comma)
-        self.first_bytes = store.min_bytes(marks.blank) - comma
-        self.places = [self._choices(parts, cost, comma) for parts in shape.prefix]
-        self.fillers = [self._choices(shape.rest, cost, comma)] if shape.rest else []
+        self.places = [self._choices(parts, cost, self.comma_bytes) for parts in shape.prefix]
+        self.fillers = [self._choices(shape.rest, cost, self.comma_bytes)] if shape.rest else []
         self._finish()
         # Of the first places: bytes of the cheapest items there, when only their number counts.
         self._bytes_before = [0]
@@ -604,7 +597,7 @@ class ArrayMoves(Moves[V]):
         more = low - (end - place)
         if more and not self._groups:
             return (None,)
-        return (total + more * (self._groups[0][2].num_bytes if more else 0),)
+        return (total + more * (self._groups[0][1].num_bytes if more else 0),)
 
 
 def moved(left: Left, counters: tuple[int, ...]) -> Left | None:

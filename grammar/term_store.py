@@ -770,7 +770,10 @@ class TermStore:
     def _settle_non_empty(
         self, term: Term, is_known: Callable[[Term], bool], learn: Callable[[Term], None]
     ) -> None:
-        """The same, but leaving out what is empty or needs a search of its own."""
+        """Learn about a term and, first, about its items, except those that are empty.
+
+        An intersection or a complement is searched instead. Nothing recurses deeply.
+        """
 
         def is_done(each: Term) -> bool:
             return is_known(each) or (each is not term and self.is_empty(each))

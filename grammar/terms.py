@@ -217,9 +217,9 @@ class Term:
             and not (kind == Kind.REPEAT and high is None)
             and all(i.is_finite for i in items)
         )
-        self.is_capturing: bool = self._begins_with("is_capturing")
-        self.is_exact: bool = self._begins_with("is_exact")
-        self.is_barrier: bool = self._begins_with("is_barrier")
+        self.is_capturing = self.is_exact = self.is_barrier = False
+        if not self.is_regular:
+            self._mark_texts()
         self.floor = self._lower_bound()
         # Memos of the store.
         self.form: tuple[Term, ...] | None = None
@@ -232,19 +232,19 @@ class Term:
         self.shortest_length: int | None = None
         self.detour_length: int | None = None
 
-    def _begins_with(self, mark: str) -> bool:
-        kind = self.kind
-        if kind == Kind.SEQUENCE:
-            head, tail = self.items
-            return bool(getattr(head, mark) or (head.nullable and getattr(tail, mark)))
-        if kind == Kind.ALTERNATION:
-            return any(getattr(item, mark) for item in self.items)
-        if self.where is None or self.moves is None or not self.moves.is_distinct:
-            return False
-        forgotten = self.where.forgotten
-        if mark == "is_exact":
-            return forgotten is None
-        return kind == Kind.CAPTURE and forgotten == (None if mark == "is_capturing" else 1)
+    def _mark_texts(self) -> None:
+        if self.where is not None and self.moves is not None:
+            if self.moves.is_distinct:
+                forgotten, is_capture = self.where.forgotten, self.kind == Kind.CAPTURE
+                self.is_exact = forgotten is None
+                self.is_capturing = is_capture and forgotten is None
+                self.is_barrier = is_capture and forgotten == 1
+        elif self.kind in (Kind.SEQUENCE, Kind.ALTERNATION):
+            is_all = self.kind == Kind.ALTERNATION or self.items[0].nullable
+            for item in self.items if is_all else self.items[:1]:
+                self.is_exact |= item.is_exact
+                self.is_capturing |= item.is_capturing
+                self.is_barrier |= item.is_barrier
 
     def _lower_bound(self) -> int:
         """A number of bytes that no string is shorter than, cheaply had."""

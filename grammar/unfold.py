@@ -31,10 +31,9 @@ def unfold(store: TermStore, term: Term) -> Term:
     moves, where = term.moves, term.where
     assert where is not None
     if isinstance(moves, ArrayMoves):
-        marks = moves.shape.punctuation
         place = moves.place(where)
         parts = () if place is None else _items(store, moves, where, place)
-        return _more_or_close(store, moves, where, list(parts), marks.close_array)
+        return _more_or_close(store, moves, where, list(parts))
     assert isinstance(moves, ObjectMoves)
     if term.kind == Kind.MEMBER:
         assert term.high is not None
@@ -47,7 +46,7 @@ def unfold(store: TermStore, term: Term) -> Term:
         elif moves.offers(where, -1 - index):
             name = less(names.name, where.seen, store)
             options.append(_unrepeated(store, moves, where, -1 - index, name))
-    return _more_or_close(store, moves, where, options, moves.shape.punctuation.close_object)
+    return _more_or_close(store, moves, where, options)
 
 
 def _more_or_close(
@@ -55,11 +54,10 @@ def _more_or_close(
     moves: ArrayMoves[Term] | ObjectMoves[Term],
     where: Where,
     parts: list[Term],
-    close: Term,
 ) -> Term:
     marks = moves.shape.punctuation
     more = store.sequence(marks.blank if where.is_first else marks.comma, store.alternation(parts))
-    return store.alternation((more, close)) if moves.may_close(where) else more
+    return store.alternation((more, moves.close)) if moves.may_close(where) else more
 
 
 def _items(store: TermStore, moves: ArrayMoves[Term], where: Where, place: int) -> Iterator[Term]:
@@ -264,8 +262,7 @@ def shortest_steps(store: TermStore, term: Term) -> list[Term]:
     if isinstance(moves, ObjectMoves):
         value, after = moves.shape.names[-1 - place].name, where
     else:
-        choices = moves.places[place] if place >= 0 else moves.fillers[-1 - place]
-        value, after = store.alternation(choices[next_step.choice].values), next_step.after
+        value, after = store.alternation(next_step.choice.values), next_step.after
     rest = less(value, where.seen, store)
     before = marks.blank if where.is_first else marks.comma
     steps = _unrepeated_steps(store, moves, after, place, rest, b"")
@@ -311,11 +308,10 @@ def _cheapest_after(
 
 def _shortest_step(store: TermStore, term: Term) -> Term:
     moves, where = term.moves, term.where
+    assert moves is not None
     assert where is not None
-    if isinstance(moves, ArrayMoves):
-        return _shortest_array(store, moves, where)
-    assert isinstance(moves, ObjectMoves)
     if term.kind == Kind.MEMBER:
+        assert isinstance(moves, ObjectMoves)
         place, choice, after = _best_member(moves, term)
         key = store.literal(moves.shape.members[place].key[term.depth :])
         return store.sequence(
@@ -324,39 +320,18 @@ def _shortest_step(store: TermStore, term: Term) -> Term:
     marks = moves.shape.punctuation
     best = moves.step(where)
     if best is None:
-        return marks.close_object
-    if best.place >= 0:
-        name = store.literal(moves.shape.members[best.place].key)
-        choice = moves.places[best.place][best.choice]
-    else:
-        name = moves.shape.names[-1 - best.place].name
-        choice = moves.fillers[-1 - best.place][best.choice]
-    member = store.sequence(name, marks.colon, choice.values[0])
-    return _repeated(store, moves, where, member, best.times, best.after)
-
-
-def _shortest_array(store: TermStore, moves: ArrayMoves[Term], where: Where) -> Term:
-    best = moves.step(where)
-    if best is None:
-        return moves.shape.punctuation.close_array
-    choices = moves.places[best.place] if best.place >= 0 else moves.fillers[-1 - best.place]
-    item = choices[best.choice].values[0]
-    return _repeated(store, moves, where, item, best.times, best.after)
-
-
-def _repeated(
-    store: TermStore,
-    moves: ArrayMoves[Term] | ObjectMoves[Term],
-    where: Where,
-    part: Term,
-    times: int,
-    after: Where,
-) -> Term:
-    marks = moves.shape.punctuation
+        return moves.close
+    part = best.choice.values[0]
+    if isinstance(moves, ObjectMoves):
+        if best.place >= 0:
+            name = store.literal(moves.shape.members[best.place].key)
+        else:
+            name = moves.shape.names[-1 - best.place].name
+        part = store.sequence(name, marks.colon, part)
     another = store.sequence(marks.comma, part)
     first = store.sequence(marks.blank, part) if where.is_first else another
-    others = store.repeat(another, times - 1, times - 1)
-    return store.sequence(first, others, store.at(moves, after))
+    others = store.repeat(another, best.times - 1, best.times - 1)
+    return store.sequence(first, others, store.at(moves, best.after))
 
 
 def member_min_bytes(term: Term) -> int:
