@@ -33,8 +33,6 @@ struct ByteSet {
 
     bool operator==(const ByteSet& other) const { return words == other.words; }
 
-    bool operator!=(const ByteSet& other) const { return words != other.words; }
-
     ByteSet operator&(const ByteSet& other) const {
         ByteSet set;
         for (int i = 0; i < 4; ++i) set.words[i] = words[i] & other.words[i];

@@ -89,45 +89,53 @@ void Matcher::rollback(std::size_t num_tokens) {
     }
 }
 
-void Matcher::fill_bools(std::uint8_t* row, std::size_t num_rows, const Count* budget) {
+// `row` can be cleared, made equal to a set, and allow one token more.
+template <class Row>
+void Matcher::fill(Row row, const Count* budget) {
     if (here().has_stopped) {
-        std::memset(row, 0, num_rows);
+        row.clear();
         return;
     }
     Mask& mask = grammar_.masks().mask_of(here().term);
     if (const auto* tokens = budget ? within(mask, *budget) : nullptr) {
-        std::memset(row, 0, num_rows);
-        for (Token token : *tokens) row[token] = 1;
+        row.clear();
+        for (Token token : *tokens) row.allow(token);
     } else {
-        mask.tokens.write_bools(row, num_rows);
+        row.write(mask.tokens);
     }
     if (here().term->nullable) {
-        for (Token token : grammar_.vocabulary().stop_tokens()) row[token] = 1;
+        for (Token token : grammar_.vocabulary().stop_tokens()) row.allow(token);
     } else if (!mask.tokens.count()) {
         throw NoWayOn("no token of the vocabulary continues the text");
     }
 }
 
-void Matcher::fill_bits(std::uint32_t* words, std::size_t num_words, const Count* budget) {
-    if (here().has_stopped) {
-        std::memset(words, 0, num_words * sizeof(std::uint32_t));
-        return;
-    }
-    const auto allow = [words](Token token) {
-        words[token >> 5] |= std::uint32_t{1} << (token & 31);
+void Matcher::fill_bools(std::uint8_t* row, std::size_t num_rows, const Count* budget) {
+    struct Bools {
+        std::uint8_t* row;
+        std::size_t num_rows;
+
+        void clear() { std::memset(row, 0, num_rows); }
+
+        void write(const TokenSet& tokens) { tokens.write_bools(row, num_rows); }
+
+        void allow(Token token) { row[token] = 1; }
     };
-    Mask& mask = grammar_.masks().mask_of(here().term);
-    if (const auto* tokens = budget ? within(mask, *budget) : nullptr) {
-        std::memset(words, 0, num_words * sizeof(std::uint32_t));
-        for (Token token : *tokens) allow(token);
-    } else {
-        mask.tokens.write_bits(words, num_words);
-    }
-    if (here().term->nullable) {
-        for (Token token : grammar_.vocabulary().stop_tokens()) allow(token);
-    } else if (!mask.tokens.count()) {
-        throw NoWayOn("no token of the vocabulary continues the text");
-    }
+    fill(Bools{row, num_rows}, budget);
+}
+
+void Matcher::fill_bits(std::uint32_t* words, std::size_t num_words, const Count* budget) {
+    struct Bits {
+        std::uint32_t* words;
+        std::size_t num_words;
+
+        void clear() { std::memset(words, 0, num_words * sizeof(std::uint32_t)); }
+
+        void write(const TokenSet& tokens) { tokens.write_bits(words, num_words); }
+
+        void allow(Token token) { words[token >> 5] |= std::uint32_t{1} << (token & 31); }
+    };
+    fill(Bits{words, num_words}, budget);
 }
 
 const std::vector<Token>* Matcher::within(Mask& mask, Count budget) {

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "mask.hpp"
@@ -59,8 +57,6 @@ class Matcher {
     Matcher& operator=(const Matcher&) = delete;
     ~Matcher();
 
-    Grammar& grammar() const { return grammar_; }
-
     std::size_t num_tokens() const { return positions_.size() - 1; }
 
     bool is_complete() const { return here().term->nullable && !here().has_stopped; }
@@ -102,6 +98,8 @@ class Matcher {
 
     const Position& here() const { return positions_.back(); }
 
+    template <class Row>
+    void fill(Row row, const Count* budget);
     // Null where the mask is that of the state; else the tokens that are within the budget.
     const std::vector<Token>* within(Mask& mask, Count budget);
 

@@ -20,8 +20,8 @@ std::size_t Body::num_bytes() const {
 std::size_t Mask::num_bytes() const {
     // The base is counted whole, though it is often shared with a body.
     return tokens.num_bytes() + (bodies.size() == 1 ? 0 : tokens.num_bytes_of_base()) +
-           ends.capacity() * sizeof(Term*) + doubtful.capacity() * sizeof(Token) + bodies.capacity() * sizeof(bodies[0]) +
-           kBytesPerEntry;
+           ends.capacity() * sizeof(Term*) + doubtful.capacity() * sizeof(Token) +
+           bodies.capacity() * sizeof(bodies[0]) + kBytesPerEntry;
 }
 
 // Shared bodies
@@ -171,8 +171,7 @@ std::unique_ptr<Mask> MaskBuilder::with_doubtful(Term* term, Term* lenient) {
     }
     TokenSetBuilder tokens(vocabulary_.num_words());
     tokens.add(known.tokens);
-    const auto doubtful = known.doubtful;
-    for (const auto& [token, after] : try_tokens(automaton_, vocabulary_, term, doubtful)) {
+    for (const auto& [token, after] : try_tokens(automaton_, vocabulary_, term, known.doubtful)) {
         tokens.add(token);
         if (std::find(mask->ends.begin(), mask->ends.end(), after) == mask->ends.end()) {
             mask->ends.push_back(after);

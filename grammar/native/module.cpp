@@ -179,11 +179,7 @@ PYBIND11_MODULE(_native, module) {
     py::class_<Vocabulary, std::shared_ptr<Vocabulary>>(module, "Vocabulary",
                                                         "Tokens as bytes, and their trie.")
         .def(py::init(&make_vocabulary), py::arg("token_bytes"), py::arg("stop_token_ids"),
-             py::arg("num_rows"))
-        .def_property_readonly("num_nodes", &Vocabulary::num_nodes)
-        .def("fewest_tokens", [](const Vocabulary& v, const py::bytes& text) {
-            return v.fewest_tokens(std::string_view(text));
-        });
+             py::arg("num_rows"));
 
     py::class_<SharedMasks, std::shared_ptr<SharedMasks>>(
         module, "SharedMasks", "Bodies by structure, shared by every grammar over one vocabulary.")

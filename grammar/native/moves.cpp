@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "hash.hpp"
 #include "store.hpp"
 
 namespace palmette {
@@ -68,24 +69,19 @@ std::int64_t last_lacking(const Left& left) {
     return -1;
 }
 
-std::size_t mix_into(std::size_t hash, std::uint64_t value) {
-    hash ^= value + 0x9E3779B97F4A7C15ULL + (hash << 6) + (hash >> 2);
-    return hash * 0xBF58476D1CE4E5B9ULL;
-}
-
 std::size_t hash_of(std::uint64_t head, const Came& came, const Left& left) {
-    std::size_t hash = mix_into(0x51ED270B, head);
-    for (auto word : came) hash = mix_into(hash, word);
+    std::size_t hash = mix(0x51ED270B, head);
+    for (auto word : came) hash = mix(hash, word);
     for (const Counter& each : left) {
-        hash = mix_into(hash, static_cast<std::uint64_t>(each.low));
-        hash = mix_into(hash, static_cast<std::uint64_t>(each.high));
+        hash = mix(hash, static_cast<std::uint64_t>(each.low));
+        hash = mix(hash, static_cast<std::uint64_t>(each.high));
     }
-    return hash ^ (hash >> 31);
+    return hash;
 }
 
 std::size_t hash_of(const Where& where) {
     const std::size_t hash = hash_of(where.place * 2ULL + where.is_first, where.came, where.left);
-    return mix_into(mix_into(hash, where.seen ? where.seen->hash : 0),
+    return mix(mix(hash, where.seen ? where.seen->hash : 0),
                     static_cast<std::uint64_t>(where.forgotten));
 }
 
@@ -95,7 +91,7 @@ Where Where::with_text(const std::string& text) const {
     if (has_seen(text)) return *this;
     auto more = seen ? std::make_shared<Seen>(*seen) : std::make_shared<Seen>();
     more->texts.insert(text);
-    more->hash ^= mix_into(0x9E3779B9, std::hash<std::string>()(text));
+    more->hash ^= mix(0x9E3779B9, std::hash<std::string>()(text));
     Where where = *this;
     where.seen = std::move(more);
     return where;

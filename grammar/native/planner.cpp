@@ -26,26 +26,31 @@ void Planner::clear() {
 double Planner::num_tokens(Term* term) {
     if (term->num_tokens >= 0) return term->num_tokens;
     // Each term after those whose completions tell its own; stacks may be deep.
-    std::vector<std::pair<Term*, bool>> pending{{term, false}};
+    struct Waiting {
+        Term* term;
+        std::optional<std::vector<Term*>> needed;
+    };
+    std::vector<Waiting> pending;
+    pending.push_back({term, std::nullopt});
     while (!pending.empty()) {
-        auto& [top, is_waiting] = pending.back();
-        Term* here = top;
+        Term* here = pending.back().term;
         if (here->num_tokens >= 0) {
             pending.pop_back();
             continue;
         }
-        store_.spend();
-        const auto needed = needed_by(here);
-        if (is_waiting) {
-            here->num_tokens = total(here, needed);
+        if (pending.back().needed) {
+            here->num_tokens = total(here, *pending.back().needed);
             pending.pop_back();
             continue;
         }
-        is_waiting = true;
+        store_.spend();
         if (pending.size() > kDeepest) throw nested_too_deeply();
+        auto needed = needed_by(here);
+        const std::size_t at = pending.size() - 1;
         for (Term* each : needed) {
-            if (each->num_tokens < 0) pending.emplace_back(each, false);
+            if (each->num_tokens < 0) pending.push_back({each, std::nullopt});
         }
+        pending[at].needed = std::move(needed);
     }
     return term->num_tokens;
 }

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstddef>
 
-#include "mask.hpp"
 #include "recipe.hpp"
 
 namespace palmette {
@@ -70,26 +69,9 @@ struct GetKind {
     }
 };
 
-struct GetNullable {
-    py::object operator()(const Term& term, PythonStore&) const { return py::bool_(term.nullable); }
-};
-
-struct GetSearched {
-    py::object operator()(const Term& term, PythonStore&) const {
-        return py::bool_(term.is_searched);
-    }
-};
-
-struct GetRegular {
-    py::object operator()(const Term& term, PythonStore&) const {
-        return py::bool_(term.is_regular);
-    }
-};
-
-struct GetFinite {
-    py::object operator()(const Term& term, PythonStore&) const {
-        return py::bool_(term.is_finite);
-    }
+template <bool Term::* flag>
+struct GetFlag {
+    py::object operator()(const Term& term, PythonStore&) const { return py::bool_(term.*flag); }
 };
 
 struct GetItems {
@@ -111,14 +93,6 @@ struct GetHigh {
         if (term.high == kUnbounded) return py::none();
         return py::int_(term.high);
     }
-};
-
-struct GetDepth {
-    py::object operator()(const Term& term, PythonStore&) const { return py::int_(term.depth); }
-};
-
-struct GetFloor {
-    py::object operator()(const Term& term, PythonStore&) const { return py::int_(term.floor); }
 };
 
 struct GetSerial {
@@ -148,18 +122,18 @@ struct GetAlternatives {
 
 PyGetSetDef term_attributes[] = {
     {"kind", getter_of(GetKind()), nullptr, "What the term is made of.", nullptr},
-    {"nullable", getter_of(GetNullable()), nullptr, "Whether the empty string is in it.", nullptr},
-    {"is_searched", getter_of(GetSearched()), nullptr, "Whether emptiness needs a search.",
+    {"nullable", getter_of(GetFlag<&Term::nullable>()), nullptr,
+     "Whether the empty string is in it.", nullptr},
+    {"is_searched", getter_of(GetFlag<&Term::is_searched>()), nullptr,
+     "Whether emptiness needs a search.", nullptr},
+    {"is_regular", getter_of(GetFlag<&Term::is_regular>()), nullptr, "Whether it holds no call.",
      nullptr},
-    {"is_regular", getter_of(GetRegular()), nullptr, "Whether it holds no call.", nullptr},
-    {"is_finite", getter_of(GetFinite()), nullptr, "Whether it obviously has a limited number of strings.",
-     nullptr},
+    {"is_finite", getter_of(GetFlag<&Term::is_finite>()), nullptr,
+     "Whether it obviously has a limited number of strings.", nullptr},
     {"items", getter_of(GetItems()), nullptr, "The terms that it is made of.", nullptr},
     {"bits", getter_of(GetBits()), nullptr, "The bytes of a byte set.", nullptr},
     {"low", getter_of(GetLow()), nullptr, "The least number of repetitions.", nullptr},
     {"high", getter_of(GetHigh()), nullptr, "The most repetitions; None is without end.", nullptr},
-    {"depth", getter_of(GetDepth()), nullptr, "Bytes of the words that are behind.", nullptr},
-    {"floor", getter_of(GetFloor()), nullptr, "Bytes that no string is shorter than.", nullptr},
     {"serial", getter_of(GetSerial()), nullptr, "The number of the term in its store.", nullptr},
     {"rule", getter_of(GetRule()), nullptr, "The rule that is called, or None.", nullptr},
     {"spine", getter_of(GetSpine()), nullptr, "The elements of a sequence, or the term itself.",
@@ -213,17 +187,15 @@ void pause() {
     const py::gil_scoped_release release;
 }
 
+Count bound_of(py::handle bound) { return bound.is_none() ? kUnbounded : count_of(bound); }
+
 std::vector<Counter> counters_of(py::handle counters) {
     std::vector<Counter> list;
     for (const auto& counter : py::reinterpret_borrow<py::object>(counters)) {
-        const py::object high = counter.attr("high");
-        list.push_back({count_of(counter.attr("low")),
-                        high.is_none() ? kUnbounded : count_of(high)});
+        list.push_back({count_of(counter.attr("low")), bound_of(counter.attr("high"))});
     }
     return list;
 }
-
-Count bound_of(const py::object& bound) { return bound.is_none() ? kUnbounded : count_of(bound); }
 
 // Raises ValueError unless a place has parts, and these move counters that there are.
 void check_counters(std::size_t num_counters, const std::vector<Part>& parts) {
@@ -428,11 +400,6 @@ py::object PythonStore::array(const py::object& self, py::object shape) {
     return handle_of(core_.array(items));
 }
 
-void PythonStore::clear() {
-    keyed_.clear();
-    core_.sweep();
-}
-
 int PythonStore::traverse(visitproc visit, void* arg) const {
     Py_VISIT(limits.ptr());
     Py_VISIT(keyed_.ptr());
@@ -532,7 +499,6 @@ void bind_store(py::module_& module) {
         .def_property_readonly("anything",
                                [](PythonStore& s) { return s.handle_of(s.core().anything()); })
         .def("__len__", [](PythonStore& s) { return s.core().num_new(); })
-        .def("clear", [](PythonStore& s) { operate(s, [&] { s.clear(); }); })
         .def("start_clock",
              [](PythonStore& s, double seconds) { s.core().start_clock(seconds); })
         .def(
@@ -603,7 +569,7 @@ void bind_store(py::module_& module) {
         .def("repeat",
              [](PythonStore& s, py::handle term, py::handle low, py::handle high) {
                  const Count least = count_of(low);
-                 const Count most = high.is_none() ? kUnbounded : count_of(high);
+                 const Count most = bound_of(high);
                  return operate(s, [&] {
                      return s.handle_of(s.core().repeat(s.term_of(term), least, most));
                  });
@@ -676,15 +642,6 @@ void bind_store(py::module_& module) {
              [](PythonStore& s, py::handle term, const py::bytes& text) {
                  return operate(s, [&] {
                      return s.core().accepts(s.term_of(term), std::string_view(text));
-                 });
-             })
-        .def("split_counters",
-             [](PythonStore& s, py::handle term) {
-                 return operate(s, [&]() -> py::object {
-                     const auto [others, counters] = s.core().split_counters(s.term_of(term));
-                     py::list list;
-                     for (Term* each : counters) list.append(s.handle_of(each));
-                     return py::make_tuple(others ? s.handle_of(others) : py::none(), list);
                  });
              })
         .def("mark_character", [](PythonStore& s, py::handle term) {

@@ -40,7 +40,6 @@ class PythonStore {
     // The values of a shape of `palmette.grammar.structures`, as terms.
     py::object object(const py::object& self, py::object shape);
     py::object array(const py::object& self, py::object shape);
-    void clear();
 
     // For the garbage collector: rules hold what made them, which holds the store.
     int traverse(visitproc visit, void* arg) const;

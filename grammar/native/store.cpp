@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "hash.hpp"
 #include "mask.hpp"
 
 namespace palmette {
@@ -20,14 +21,6 @@ double thread_seconds() {
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-    hash ^= value + 0x9E3779B97F4A7C15ULL + (hash << 6) + (hash >> 2);
-    hash *= 0xBF58476D1CE4E5B9ULL;
-    return hash ^ (hash >> 29);
-}
-
-std::uint64_t hash_of(Kind kind) { return mix(0x2545F4914F6CDD1DULL, static_cast<std::uint64_t>(kind)); }
 
 std::uint64_t hash_text(std::uint64_t hash, std::string_view text) {
     hash = mix(hash, text.size());

@@ -16,9 +16,18 @@
 #include <set>
 #include <tuple>
 
+#include "hash.hpp"
 #include "store.hpp"
 
 namespace palmette {
+
+namespace {
+
+std::uint64_t hash_of_place(Kind kind, const Where* where) {
+    return mix(hash_of(kind), reinterpret_cast<std::uintptr_t>(where));
+}
+
+}  // namespace
 
 Term* Store::object(Members shape) {
     auto& members = shape.members;
@@ -44,7 +53,7 @@ Term* Store::start_of(Moves& moves, Term* open) {
 
 Term* Store::at(Moves* moves, const Where& place) {
     const Where* where = moves->keep(place);
-    const std::uint64_t hash = reinterpret_cast<std::uintptr_t>(where) * 0x9E3779B97F4A7C15ULL;
+    const std::uint64_t hash = hash_of_place(Kind::kObject, where);
     return intern(
         hash,
         [&](const Term* other) {
@@ -81,11 +90,9 @@ Term* Store::member(ObjectMoves& moves, const Where& place, Count low, Count hig
 Term* Store::keep_member(ObjectMoves& moves, const Where& place, Count low, Count high,
                          std::uint32_t depth) {
     const Where* where = moves.keep(place);
-    std::uint64_t hash = reinterpret_cast<std::uintptr_t>(where) * 0x9E3779B97F4A7C15ULL;
-    hash = (hash ^ static_cast<std::uint64_t>(low)) * 0xBF58476D1CE4E5B9ULL;
-    hash = (hash ^ static_cast<std::uint64_t>(high)) * 0x94D049BB133111EBULL;
-    hash = (hash ^ depth) * 0xBF58476D1CE4E5B9ULL;
-    hash ^= hash >> 31;
+    std::uint64_t hash = hash_of_place(Kind::kMember, where);
+    hash = mix(mix(hash, static_cast<std::uint64_t>(low)), static_cast<std::uint64_t>(high));
+    hash = mix(hash, depth);
     return intern(
         hash,
         [&](const Term* other) {
@@ -195,11 +202,9 @@ Term* Store::capture(Moves& moves, const Where& place_, std::int64_t place, Term
 Term* Store::keep_capture(Moves& moves, const Where& place_, std::int64_t place, Term* rest,
                           const std::string& text) {
     const Where* where = moves.keep(place_);
-    std::uint64_t hash = reinterpret_cast<std::uintptr_t>(where) * 0x9E3779B97F4A7C15ULL;
-    hash = (hash ^ static_cast<std::uint64_t>(place)) * 0xBF58476D1CE4E5B9ULL;
-    hash = (hash ^ rest->serial) * 0x94D049BB133111EBULL;
-    hash = (hash ^ std::hash<std::string>()(text)) * 0xBF58476D1CE4E5B9ULL;
-    hash ^= hash >> 31;
+    std::uint64_t hash = hash_of_place(Kind::kCapture, where);
+    hash = mix(mix(hash, static_cast<std::uint64_t>(place)), rest->serial);
+    hash = mix(hash, std::hash<std::string>()(text));
     return intern(
         hash,
         [&](const Term* other) {

@@ -69,8 +69,6 @@ class Vocabulary {
 
     // The trie
 
-    std::size_t num_nodes() const { return nodes_.size() - 1; }
-
     const Node* nodes() const { return nodes_.data(); }
 
     const Node& node(NodeIndex index) const { return nodes_[index]; }
