@@ -29,15 +29,11 @@ class Patience:
         self.seconds = seconds
         self._rests = rests
         self._is_cancelled = False
-        self._started_at = self._rested_at = time.thread_time()
+        self.start()
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
         self._is_cancelled = True
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._is_cancelled
 
     def start(self) -> None:
         """The operation begins, on this thread."""

@@ -80,7 +80,11 @@ class ConstraintCompiler:
             has_budget = "budget" in backend.features
             is_own = constraint.backend == DEFAULT_BACKEND
             return CompiledConstraint(
-                constraint, grammar, self._spelling if is_own else None, has_budget=has_budget
+                constraint,
+                grammar,
+                self._spelling if is_own else None,
+                num_rows=self._vocabulary.num_rows,
+                has_budget=has_budget,
             )
 
     def _backend(self, name: str) -> Backend:
@@ -105,11 +109,13 @@ class CompiledConstraint:
         grammar: BackendGrammar,
         spelling: Spelling | None,
         *,
-        has_budget: bool = True,
+        num_rows: int,
+        has_budget: bool,
     ) -> None:
         self._constraint = constraint
         self._grammar = grammar
         self._spelling = spelling
+        self._num_rows = num_rows
         self._has_budget = has_budget
         self._shortest_length: int | None = None if has_budget else 0
 
@@ -152,6 +158,7 @@ class CompiledConstraint:
             return ConstrainedText(
                 self._constraint,
                 walk,
+                num_rows=self._num_rows,
                 has_budget=self._has_budget,
                 stop_token_ids=tuple(stop_token_ids),
             )
@@ -188,11 +195,13 @@ class ConstrainedText:
         constraint: Constraint,
         walk: _Drawn | _Canonical,
         *,
+        num_rows: int,
         has_budget: bool,
         stop_token_ids: tuple[int, ...],
     ) -> None:
         self._constraint = constraint
         self._walk = walk
+        self._num_rows = num_rows
         self._has_budget = has_budget
         self._stop_token_ids = list(stop_token_ids)
         self._seconds_left = _REQUEST_SECONDS
@@ -207,12 +216,12 @@ class ConstrainedText:
         assert isinstance(self._walk, _Canonical)
         return self._walk.bytes_from(start)
 
-    def begin(self, limit: int, num_rows: int) -> Step:
+    def begin(self, limit: int) -> Step:
         """Before the first draw; at most `limit` tokens may come in all."""
         with self._charged():
-            return self._step(Advance(0, ()), limit, num_rows)
+            return self._step(Advance(0, ()), limit)
 
-    def draw(self, token_id: int, limit: int, num_rows: int) -> Step:
+    def draw(self, token_id: int, limit: int) -> Step:
         """Go on by a drawn token; at most `limit` tokens may come, it included.
 
         Raises AssertionError if the mask did not allow it.
@@ -223,7 +232,7 @@ class ConstrainedText:
             advance = self._walk.draw(token_id, limit)
             if advance is None:
                 raise AssertionError(f"token {token_id} was drawn against its mask")
-            return self._step(advance, num_before + limit, num_rows)
+            return self._step(advance, num_before + limit)
 
     def finish(self, limit: int, num_bytes: int | None = None) -> Step:
         """The text is over; `limit` as for `begin`. With `num_bytes` only so much of it counts."""
@@ -231,14 +240,14 @@ class ConstrainedText:
             advance = self._walk.finish(limit, num_bytes)
             return Step(*advance, self._walk.num_tokens, self._walk.num_forced, True, None)
 
-    def _step(self, advance: Advance, limit: int, num_rows: int) -> Step:
+    def _step(self, advance: Advance, limit: int) -> Step:
         walk, mask = self._walk, None
         matcher = walk.matcher
         num_left = limit - walk.num_tokens
         is_finished = matcher.is_finished
         # A text that can only be empty is ended by drawing that.
         if num_left > 0 and not (is_finished and walk.num_tokens):
-            mask = np.zeros(num_rows, np.bool_)
+            mask = np.zeros(self._num_rows, np.bool_)
             matcher.fill_mask(mask, budget=num_left if self._has_budget else None)
             if self._stop_token_ids and matcher.is_complete:
                 mask[self._stop_token_ids] = True

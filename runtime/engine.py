@@ -666,8 +666,7 @@ class Engine:
         elif not sequence.has_begun and sequence.request.sampling.max_tokens:
             sequence.has_begun = True
             text, limit = sequence.text, sequence.num_tokens_left
-            num_rows = self._worker.sampler.vocab_rows
-            self._follow(sequence, lambda: text.begin(limit, num_rows))
+            self._follow(sequence, lambda: text.begin(limit))
         if sequence.status is not Status.RUNNING or item.num_tokens == 0:
             return False
         wanted = sequence.logit_positions(item.start, item.end)
@@ -751,8 +750,8 @@ class Engine:
         elif text is None:
             self._append(sequence, sampled)
         else:
-            limit, num_rows = sequence.num_tokens_left, self._worker.sampler.vocab_rows
-            self._follow(sequence, lambda: text.draw(token_id, limit, num_rows))
+            limit = sequence.num_tokens_left
+            self._follow(sequence, lambda: text.draw(token_id, limit))
 
     def _append(self, sequence: GenerationSequence, sampled: SampledToken) -> None:
         """Go on by a drawn token that no constraint speaks of."""
