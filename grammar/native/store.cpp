@@ -253,8 +253,7 @@ bool Store::can_spell(std::string_view text) const {
 Term* Store::literal(std::string_view text) {
     if (!can_spell(text)) return empty_;
     if (text.empty()) return epsilon_;
-    word_lists_.emplace_back(new WordList({std::string(text)}));
-    return words(word_lists_.back().get(), 0, 1, 0);
+    return words_of({std::string(text)});
 }
 
 Term* Store::words(std::vector<std::string> listed) {
@@ -263,9 +262,18 @@ Term* Store::words(std::vector<std::string> listed) {
                  listed.end());
     std::sort(listed.begin(), listed.end());
     listed.erase(std::unique(listed.begin(), listed.end()), listed.end());
-    const auto count = static_cast<Count>(listed.size());
-    word_lists_.emplace_back(new WordList(std::move(listed)));
-    return words(word_lists_.back().get(), 0, count, 0);
+    return words_of(std::move(listed));
+}
+
+// One of the words of a sorted list. A grammar in use asks for the same words without end, so the
+// list is kept only if a term was made of it: nothing would begin a sweep for the others.
+Term* Store::words_of(std::vector<std::string> sorted) {
+    const auto count = static_cast<Count>(sorted.size());
+    word_lists_.emplace_back(new WordList(std::move(sorted)));
+    WordList* list = word_lists_.back().get();
+    Term* term = words(list, 0, count, 0);
+    if (term->words != list && word_lists_.back().get() == list) word_lists_.pop_back();
+    return term;
 }
 
 Term* Store::words(WordList* words, Count low, Count high, std::uint32_t depth) {

@@ -173,6 +173,7 @@ class Store {
     Term* of_items(Kind kind, bool nullable, Term* const* items, std::uint32_t count, Count low,
                    Count high);
 
+    Term* words_of(std::vector<std::string> sorted);
     Term* words(WordList* words, Count low, Count high, std::uint32_t depth);
     Term* pair(Term* head, Term* tail);
     Term* row(Table* table, std::uint32_t state);

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -295,6 +298,20 @@ def test_shapes_of_objects_and_arrays(seed: int, is_object: bool) -> None:
     pair.check(compile_it, seed)
 
 
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_unique_array_of_values_that_two_places_share_can_be_planned(machine: Any) -> None:
+    shared = list(range(10, 16))
+    schema = {
+        "prefixItems": [{"enum": shared}],
+        "items": {"enum": [1, *shared]},
+        "minItems": 5,
+        "uniqueItems": True,
+        "type": "array",
+    }
+    compiler = GrammarCompiler(byte_vocabulary(), machine=machine)
+    assert compiler.compile_json_schema(schema).shortest_length == len("[10,1,11,12,13]")
+
+
 # Of the extension alone
 
 
@@ -495,6 +512,25 @@ def test_a_long_output_is_followed_through_many_generations() -> None:
     assert grammar.generation > 3
     matcher.rollback(matcher.num_tokens - 2)  # to where long-dropped states were
     assert (mask_of(matcher, vocabulary) == brute_force_mask(matcher, vocabulary)).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_planning_the_same_text_again_and_again_takes_no_more_memory() -> None:
+    names = [f"{number:0200}" for number in range(40)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"const": None} for name in names},
+        "required": names,
+        "additionalProperties": False,
+    }
+    matcher = native().compile_json_schema(schema).matcher()
+    num_bytes = []
+    for _ in range(2):
+        for _ in range(1000):
+            assert not matcher.can_complete(3)
+        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        num_bytes.append(num_pages * os.sysconf("SC_PAGE_SIZE"))
+    assert num_bytes[1] - num_bytes[0] < 4 << 20
 
 
 # Choosing
