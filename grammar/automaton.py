@@ -70,10 +70,7 @@ class Automaton:
             state = len(self._terms)
             if state >= self._limits.max_states:
                 raise GrammarTooComplex(f"the grammar needs more than {state} states at once")
-            if len(self.store) > self._limits.max_terms:
-                raise GrammarTooComplex(
-                    f"the grammar needs more than {self._limits.max_terms} terms at once"
-                )
+            self.store.check_size()
             if state >= self._capacity:
                 self._grow()
             self._states[term] = state

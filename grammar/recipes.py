@@ -144,7 +144,7 @@ class Recipes:
                 self._known.move_to_end(key)
         if recipe is None:
             kitchen = type(store)(store.limits, store.alphabet)
-            kitchen.start_clock(store.limits.compile_seconds)
+            kitchen.share_clock(store)
             term = make(kitchen)
             if not kitchen.is_empty(term):
                 kitchen.min_bytes(term)

@@ -68,8 +68,8 @@ class JsonString:
 
     - `any`: a character stands for itself, or is written in any escape that stands for it, one
       beyond U+FFFF in a pair of surrogate escapes, which counts as the one character it is.
-    - `plain`: the same, but printable ASCII is not escaped where it can stand for itself, except
-      that `/` may be `\\/`. So what a pattern spells out is written in one way.
+    - `plain`: the same, but printable ASCII is not escaped where it can stand for itself. So what a
+      pattern spells out is written in one way.
     - `canonical`: each character in one way only, escaped only where it must be.
 
     A lone surrogate is no character and is never allowed.
@@ -260,7 +260,7 @@ def _forms(characters: CodePoints, escapes: Escapes) -> _Forms:
     beyond = [(low - 0x10000, high - 0x10000) for low, high in escaped.between(0x10000, _LAST)]
     if beyond:
         written.append(_written(tuple(beyond), 0, _SURROGATE_ESCAPES))
-    short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in characters)
+    short = bits_of(e for c, e in _SHORT_ESCAPES.items() if c in escaped)
     return _Forms(tuple(written), short=short)
 
 
@@ -283,10 +283,10 @@ def _spellings(code_point: int, escapes: Escapes) -> frozenset[bytes]:
     """The ways to write one character inside a JSON string."""
     character = chr(code_point)
     spellings = {character.encode()} if code_point not in _NEEDS_ESCAPE else set()
-    if code_point in _SHORT_ESCAPES:
-        spellings.add(bytes([0x5C, _SHORT_ESCAPES[code_point]]))
     if escapes == "plain" and code_point in _PLAIN:
         return frozenset(spellings)
+    if code_point in _SHORT_ESCAPES:
+        spellings.add(bytes([0x5C, _SHORT_ESCAPES[code_point]]))
     units = character.encode("utf-16-be").hex()
     escaped = [""]
     for i, digit in enumerate(units):
@@ -314,7 +314,7 @@ def _hex(first: int = 0) -> Callable[[int, int], int]:
 
 _LAST = 0x10FFFF
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NOT_PLAIN = re.compile(r"[^ !#-.0-\[\]-~]")  # a character with more than one plain spelling
+_NOT_PLAIN = re.compile(r"[^ !#-\[\]-~]")  # a character with more than one plain spelling
 _NEEDS_ESCAPE = CodePoints.of([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
 _PLAIN = CodePoints.of([(0x20, 0x7E)]) - _NEEDS_ESCAPE
 _SHORT_ESCAPES = {

@@ -97,19 +97,36 @@ class TermStore:
         self._work = 0
         self._deadline = None
 
+    def share_clock(self, other: TermStore) -> None:
+        """What follows in this thread has no more than is left of the time of `other`."""
+        if other._deadline is None:
+            other._look_at_clock()
+        self._seconds, self._deadline, self._work = other._seconds, other._deadline, 0
+
     def spend(self, work: int = 1) -> None:
-        """Count work, and look at the clock now and then."""
+        """Count work, and look at the clock, and at the number of terms, now and then."""
         self._work += work
         if self._work >= _WORK_PER_LOOK:
-            self._work = 0
-            patience = current_patience()
-            if patience is not None:
-                patience.look()
-            now = time.thread_time()
-            if self._deadline is None:
-                self._deadline = now + self._seconds
-            elif now > self._deadline:
-                raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
+            self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        self._work = 0
+        self.check_size()
+        patience = current_patience()
+        if patience is not None:
+            patience.look()
+        now = time.thread_time()
+        if self._deadline is None:
+            self._deadline = now + self._seconds
+        elif now > self._deadline:
+            raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
+
+    def check_size(self) -> None:
+        """Raises GrammarTooComplex if there are more terms than the limits allow."""
+        if len(self) > self.limits.max_terms:
+            raise GrammarTooComplex(
+                f"the grammar needs more than {self.limits.max_terms} terms at once"
+            )
 
     # Making terms
 

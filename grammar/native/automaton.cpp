@@ -29,10 +29,7 @@ void Automaton::count_state(Term* term) {
         throw TooComplex("the grammar needs more than " + std::to_string(num_states_) +
                          " states at once");
     }
-    if (static_cast<Count>(store_.num_new()) > limits.max_terms) {
-        throw TooComplex("the grammar needs more than " + std::to_string(limits.max_terms) +
-                         " terms at once");
-    }
+    store_.check_size();
     term->is_state = true;
     ++num_states_;
 }

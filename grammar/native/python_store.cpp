@@ -501,6 +501,8 @@ void bind_store(py::module_& module) {
         .def("__len__", [](PythonStore& s) { return s.core().num_new(); })
         .def("start_clock",
              [](PythonStore& s, double seconds) { s.core().start_clock(seconds); })
+        .def("share_clock",
+             [](PythonStore& s, PythonStore& other) { s.core().share_clock(other.core()); })
         .def(
             "spend", [](PythonStore& s, std::size_t work) { s.core().spend(work); },
             py::arg("work") = 1)

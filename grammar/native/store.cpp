@@ -86,8 +86,24 @@ void Store::start_clock(double seconds) {
     deadline_ = -1;
 }
 
+void Store::share_clock(Store& other) {
+    if (other.deadline_ < 0) other.look_at_clock();
+    seconds_ = other.seconds_;
+    deadline_ = other.deadline_;
+    last_pause_ = other.last_pause_;
+    work_ = 0;
+}
+
+void Store::check_size() const {
+    if (static_cast<Count>(num_new()) > limits_.max_terms) {
+        throw TooComplex("the grammar needs more than " + std::to_string(limits_.max_terms) +
+                         " terms at once");
+    }
+}
+
 void Store::look_at_clock() {
     work_ = 0;
+    check_size();
     const double now = thread_seconds();
     if (deadline_ < 0) {
         deadline_ = now + seconds_;

@@ -59,7 +59,13 @@ class Store {
     // Give what follows in this thread `seconds`; past them, TooComplex.
     void start_clock(double seconds);
 
-    // Count work, and look at the clock now and then.
+    // What follows in this thread has no more than is left of the time of `other`.
+    void share_clock(Store& other);
+
+    // Raises TooComplex if there are more terms than the limits allow.
+    void check_size() const;
+
+    // Count work, and look at the clock, and at the number of terms, now and then.
     void spend(std::size_t work = 1) {
         work_ += work;
         if (work_ >= kWorkPerLook) look_at_clock();

@@ -446,7 +446,7 @@ def test_a_rule_that_uses_its_own_grammar_is_told_so() -> None:
 
 
 def test_deep_terms_take_no_stack() -> None:
-    store = native()._machine.store()
+    store = native(max_terms=1_000_000)._machine.store()
     term = store.epsilon
     for number in range(50_000):
         option = store.alternation((term, store.literal(b"a")))
@@ -461,7 +461,9 @@ def test_deep_terms_take_no_stack() -> None:
 
 def test_another_thread_comes_in_while_a_mask_takes_long() -> None:
     hopeless = "(?=(?:.{7})*$)(?=(?:.{11})*$)(?=(?:.{13})*$)(?=(?:.{17})*$)(?=(?:.{19})*$).+"
-    late = native(mask_seconds=0.5).compile_regex(f"a|b(?:{hopeless})").matcher()
+    late = (
+        native(mask_seconds=0.5, max_terms=10_000_000).compile_regex(f"a|b(?:{hopeless})").matcher()
+    )
     quick = native().compile_regex("(?:ab)*").matcher()
     outcome: list[object] = []
     worker = threading.Thread(
