@@ -143,6 +143,8 @@ class CanonicalText:
         """Without `jumps` nothing is forced. A jump ends before a token of `undrawable`."""
         self.token_ids: list[int] = []
         self.num_final = 0  # so many of them stay as they are, whatever comes
+        # What comes next unless the model draws a token that joins the end of what is forced.
+        self.held_back: tuple[int, ...] = ()
         self.matcher = matcher
         self._spelling = spelling
         self._jumps = jumps
@@ -227,6 +229,7 @@ class CanonicalText:
         for token_id in saved.token_ids:
             self._push(token_id)
         self.num_final = saved.num_final
+        self.held_back = ()
 
     def _respell(self, num_decided: int, limit: int) -> Advance:
         """Jump, and spell anew what is behind the final tokens; at most `limit` tokens in all.
@@ -235,10 +238,16 @@ class CanonicalText:
         """
         before = self.token_ids.copy()
         forced = self._forced_characters()
-        if not (forced and self._jump(forced, num_decided, limit)):
+        num_old, tokens = self._spelled(bytes(self._text) + forced) if forced else (0, None)
+        if tokens is None or not self._jump(num_old, tokens, num_decided, limit):
             self._spell_without_jump(limit)
         if not self.matcher.can_complete(limit - len(self.token_ids)):
             self._replace(self.num_final, before)
+        self.held_back = ()
+        if tokens is not None:
+            num_taken = len(self.token_ids) - num_old
+            if tokens[:num_taken] == self.token_ids[num_old:]:
+                self.held_back = tuple(tokens[num_taken:])
         kept = self.num_final + _num_common(
             before[self.num_final :], self.token_ids[self.num_final :]
         )
@@ -262,14 +271,12 @@ class CanonicalText:
         if tokens is not None and num_old + len(tokens) <= limit:
             self._replace(num_old, [*self.token_ids[:num_old], *tokens])
 
-    def _jump(self, forced: bytes, num_decided: int, limit: int) -> bool:
-        """Take the tokens of text and `forced` that nothing may change any more.
+    def _jump(self, num_old: int, tokens: list[int], num_decided: int, limit: int) -> bool:
+        """Take those of `tokens` that nothing may change any more.
 
-        False, and nothing has changed, if there are none beyond what is decided.
+        They spell what is behind the first `num_old` tokens, and all that is forced. False, and
+        nothing has changed, if there are none beyond what is decided.
         """
-        num_old, tokens = self._spelled(bytes(self._text) + forced)
-        if tokens is None:
-            return False
         table = self._spelling.vocabulary.token_bytes
         end, num_needed = self._end_of(num_old), 0
         while end < num_decided:

@@ -33,6 +33,16 @@ class Matcher:
         """Tokens accepted so far, a stop token included."""
         return len(self._positions) - 1
 
+    def state(self, back: int = 0) -> int:
+        """A number of where the text stands, or stood `back` tokens ago.
+
+        The same number in two texts of a grammar means that the same may follow. It may get another
+        one in the course of time.
+        """
+        if not 0 <= back <= self.num_tokens:
+            raise IndexError(f"there are {self.num_tokens} tokens, cannot look {back} back")
+        return self._positions[-1 - back].term.serial
+
     @property
     def is_complete(self) -> bool:
         """Whether a stop token may come now."""

@@ -326,10 +326,10 @@ class Usage:
 
     prompt_tokens == cached_tokens + prefilled_tokens and completion_tokens == decoded_tokens +
     forced_tokens; a stop token that ended the generation counts as decoded. Tokens computed again
-    after a preemption are in `recomputed_tokens` only. `saved_passes` is how many draws, and so
-    forward passes, there would have been more if each token had been drawn by itself.
-    `queued_seconds` until the first admission, `first_token_seconds` until the first token,
-    `total_seconds` until the end, from submission.
+    after a preemption are in `recomputed_tokens` only. `saved_passes` is how many more forward
+    passes there would have been if each token had been drawn in one of its own: tokens that were
+    forced, and those that were guessed and then drawn. `queued_seconds` until the first admission,
+    `first_token_seconds` until the first token, `total_seconds` until the end, from submission.
     """
 
     prompt_tokens: int = 0

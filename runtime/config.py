@@ -133,7 +133,9 @@ class SchedulerSection:
     200 ms with a 135M model; larger is a little faster in all and slower for who streams.
     `max_running` bounds the sequences of a step. `jump_forward` appends what a constraint forces
     without a decode step each; `jump_mode` says in which tokens, for requests that do not say so
-    themselves (see `SamplingParams.jump_forward`).
+    themselves (see `SamplingParams.jump_forward`). Of `max_guesses` tokens in a step it is only
+    guessed that a constrained text goes on so, since it did before; right guesses save forward
+    passes, and which tokens come does not depend on them. 0 turns that off.
 
     `policy` orders those that wait: "program" goes depth-first over the tree of their prompts and
     finishes programs that have begun before it begins others, "lpm" takes the longest cached prefix
@@ -149,6 +151,7 @@ class SchedulerSection:
     max_running: int = 64
     jump_forward: bool = True
     jump_mode: JumpMode = "token"
+    max_guesses: int = 64
     policy: PolicyName = "program"
     max_wait: float = 30.0
     max_think: float = 1.0
@@ -157,6 +160,7 @@ class SchedulerSection:
         _check_int("max_batch_tokens", self.max_batch_tokens, 1)
         _check_int("max_running", self.max_running, 1)
         _check_flag("jump_forward", self.jump_forward)
+        _check_int("max_guesses", self.max_guesses, 0)
         if self.jump_mode not in ("token", "canonical"):
             raise InvalidRequest(
                 f"jump_mode must be 'token' or 'canonical', got {self.jump_mode!r}",
@@ -188,6 +192,7 @@ class EngineOptions(TypedDict, total=False):
     max_running: int
     jump_forward: bool
     jump_mode: JumpMode
+    max_guesses: int
     policy: PolicyName
     max_wait: float
     max_think: float

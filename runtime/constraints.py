@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -27,27 +28,28 @@ from palmette.errors import (
 from palmette.grammar import (
     GrammarError,
     GrammarTooComplex,
-    Limits,
     Matcher,
     UnsatisfiableGrammar,
     UnsupportedGrammar,
     Vocabulary,
 )
 from palmette.grammar.backends import DEFAULT_BACKEND, Backend, UnsupportedByBackend, load_backend
+from palmette.grammar.guesses import Guess, Guesses
 from palmette.grammar.jump import Advance, CanonicalText, Spelling
 from palmette.protocol import Constraint
 
 if TYPE_CHECKING:
     from palmette.grammar.backends import BackendGrammar, BackendMatcher
 
-# Of processor time for one mask. Others go on meanwhile. Of 1,476 real schemas the slowest took
-# 38 ms.
-_MASK_SECONDS = 1.0
 # Processor time that one request may spend on its constraint, and more for every token.
 _REQUEST_SECONDS = 2.0
 _TOKEN_SECONDS = 0.01
 
 _MAX_FORCED = 1 << 16
+# A longer chain of guesses is seldom right to its end.
+_MAX_GUESSED = 8
+# Whose guesses are remembered: as many salts.
+_MAX_SALTS = 64
 
 Mask = npt.NDArray[np.bool_]
 
@@ -67,6 +69,7 @@ class ConstraintCompiler:
         self._encode = encode
         self._spelling = Spelling(self._vocabulary, encode)
         self._backends: dict[str, Backend] = {}
+        self._guesses: WeakKeyDictionary[BackendGrammar, dict[str, Guesses]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
@@ -85,14 +88,18 @@ class ConstraintCompiler:
                 self._spelling if is_own else None,
                 num_rows=self._vocabulary.num_rows,
                 has_budget=has_budget,
+                guesses=self._guesses_at(grammar) if is_own else None,
             )
+
+    def _guesses_at(self, grammar: BackendGrammar) -> dict[str, Guesses]:
+        with self._lock:
+            return self._guesses.setdefault(grammar, {})
 
     def _backend(self, name: str) -> Backend:
         with self._lock:
             backend = self._backends.get(name)
             if backend is None:
-                limits = Limits(mask_seconds=_MASK_SECONDS)
-                backend = load_backend(name, self._vocabulary, limits=limits, encode=self._encode)
+                backend = load_backend(name, self._vocabulary, encode=self._encode)
                 self._backends[name] = backend
             return backend
 
@@ -100,7 +107,8 @@ class ConstraintCompiler:
 class CompiledConstraint:
     """A constraint ready to be followed by any number of sequences.
 
-    `spelling` is None where the backend cannot jump ahead in canonical mode.
+    `spelling` is None where the backend cannot jump ahead in canonical mode, `guesses` where it
+    cannot tell places; they are those of every constraint with the same grammar, by their salts.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class CompiledConstraint:
         *,
         num_rows: int,
         has_budget: bool,
+        guesses: dict[str, Guesses] | None = None,
     ) -> None:
         self._constraint = constraint
         self._grammar = grammar
@@ -118,6 +127,7 @@ class CompiledConstraint:
         self._num_rows = num_rows
         self._has_budget = has_budget
         self._shortest_length: int | None = None if has_budget else 0
+        self._guesses = guesses
 
     @property
     def shortest_length(self) -> int:
@@ -133,11 +143,14 @@ class CompiledConstraint:
         jumps: bool = True,
         canonical: bool = False,
         stop_token_ids: Collection[int] = (),
+        salt: str | None = None,
     ) -> ConstrainedText:
         """A text that has not begun. Tokens of `stop_token_ids` end it where it is complete.
 
-        Without `jumps` nothing is appended that was not drawn. Raises UnsupportedConstraint if
-        `canonical` tokens are asked for from a backend that cannot say which bytes are forced.
+        Without `jumps` nothing is appended that was not drawn. With a `salt` its next tokens are
+        guessed from texts that had the same, where the backend can tell their places. Raises
+        UnsupportedConstraint if `canonical` tokens are asked for from a backend that cannot say
+        which bytes are forced.
         """
         with _translated(self._constraint):
             matcher = self._grammar.matcher()
@@ -161,7 +174,15 @@ class CompiledConstraint:
                 num_rows=self._num_rows,
                 has_budget=self._has_budget,
                 stop_token_ids=tuple(stop_token_ids),
+                guesses=self._guesses_for(salt) if salt is not None else None,
             )
+
+    def _guesses_for(self, salt: str) -> Guesses | None:
+        if self._guesses is None:
+            return None
+        if len(self._guesses) >= _MAX_SALTS and salt not in self._guesses:
+            self._guesses.clear()
+        return self._guesses.setdefault(salt, Guesses())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +200,7 @@ class Step:
     num_forced: int  # of all tokens so far
     is_finished: bool
     mask: Mask | None
+    guesses: tuple[Guess, ...] = ()  # at what comes next
 
 
 class ConstrainedText:
@@ -198,12 +220,14 @@ class ConstrainedText:
         num_rows: int,
         has_budget: bool,
         stop_token_ids: tuple[int, ...],
+        guesses: Guesses | None = None,
     ) -> None:
         self._constraint = constraint
         self._walk = walk
         self._num_rows = num_rows
         self._has_budget = has_budget
         self._stop_token_ids = list(stop_token_ids)
+        self._guesses = guesses
         self._seconds_left = _REQUEST_SECONDS
 
     @property
@@ -232,6 +256,9 @@ class ConstrainedText:
             advance = self._walk.draw(token_id, limit)
             if advance is None:
                 raise AssertionError(f"token {token_id} was drawn against its mask")
+            is_as_drawn = advance.num_kept == num_before and advance.token_ids[0] == token_id
+            if self._guesses is not None and is_as_drawn:
+                self._guesses.note(cast(Matcher, self._walk.matcher), advance.token_ids)
             return self._step(advance, num_before + limit)
 
     def finish(self, limit: int, num_bytes: int | None = None) -> Step:
@@ -251,7 +278,12 @@ class ConstrainedText:
             matcher.fill_mask(mask, budget=num_left if self._has_budget else None)
             if self._stop_token_ids and matcher.is_complete:
                 mask[self._stop_token_ids] = True
-        return Step(*advance, walk.num_final, walk.num_forced, is_finished, mask)
+        guesses: tuple[Guess, ...] = ()
+        if self._guesses is not None and mask is not None:
+            guesses = self._guesses.ahead(
+                cast(Matcher, matcher), min(num_left - 1, _MAX_GUESSED), first=walk.held_back
+            )
+        return Step(*advance, walk.num_final, walk.num_forced, is_finished, mask, guesses)
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
@@ -283,6 +315,7 @@ class _Drawn:
         self._jumps = jumps
         self._undrawable = undrawable
         self.num_forced = 0
+        self.held_back: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -41,6 +41,7 @@ from palmette.protocol import (
     Usage,
 )
 from palmette.radix_cache import Explanation, Namespace, RadixCache, Tier
+from palmette.radix_cache.node import common_prefix_length
 from palmette.runtime.config import DtypeName, EngineConfig, EngineOptions
 from palmette.runtime.explaining import prompt_stretches
 from palmette.runtime.following import Following, Found, Job
@@ -100,6 +101,30 @@ class ScoreEvent:
 
 
 Event = TokenEvent | ScoreEvent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """What a step computed of a sequence on the chance that it goes on so.
+
+    `guessed` are the tokens behind its first `start` ones, `rows` logits [vocab_rows] by position.
+    """
+
+    sequence: GenerationSequence
+    start: int
+    guessed: list[int]
+    rows: dict[int, torch.Tensor]
+
+    def num_right(self) -> int:
+        """How many of the guesses are the sequence's tokens now."""
+        token_ids = self.sequence.token_ids
+        end = min(len(token_ids), self.start + len(self.guessed))
+        return common_prefix_length(token_ids[self.start : end], self.guessed, 0, end - self.start)
+
+    def row_behind(self, num_right: int) -> torch.Tensor | None:
+        """The logits behind the last of the sequence's tokens, if all new ones were guessed."""
+        end = self.start + num_right
+        return self.rows.get(end - 1) if end == len(self.sequence.token_ids) else None
 
 
 def request_for_prefix(token_ids: SequenceOf[int]) -> Request:
@@ -356,6 +381,7 @@ class Engine:
                 jumps=self.config.scheduler.jump_forward,
                 canonical=is_canonical,
                 stop_token_ids=sampling.stop_token_ids,
+                salt=request.salt if self.config.scheduler.max_guesses else None,
             )
             sequence.growing = GrowingText(sampling.stop) if is_canonical else None
         self._live[request.request_id] = sequence
@@ -624,34 +650,84 @@ class Engine:
         try:
             outcomes = self._worker.run(work, self._kv.take_moves())
         except (RuntimeError, ValueError, MemoryError) as error:
-            for item in work:
-                failure = EngineError(f"the step failed: {error}")
-                failure.__cause__ = error
-                self._fail(item.sequence, failure)
+            self._fail_step([item.sequence for item in work], error)
             return
         now = self._clock()
         self._counters.steps += 1
         if self._counters.steps % _STEPS_BETWEEN_TRIMS == 0:
             trim()
+        ahead = []
         for item, outcome in zip(work, outcomes, strict=True):
             sequence = item.sequence
             if sequence.status is not Status.RUNNING:
                 continue  # its group failed in this very step
-            recomputed = sequence.tally.recomputed
-            sequence.note_computed(item.num_tokens)
-            self._counters.computed_tokens += item.num_tokens
-            self._counters.recomputed_tokens += sequence.tally.recomputed - recomputed
-            if sequence.num_computed_tokens >= sequence.publish_at:
-                self._kv.publish(sequence)
-            if outcome.error is not None:
-                self._fail(sequence, outcome.error)
-            elif isinstance(sequence, ScoringSequence):
-                self._advance_scoring(sequence, outcome, now)
+            num_tokens = len(sequence.token_ids)
+            is_drawn_from = item.end >= num_tokens
+            guessed = sequence.ids_between(num_tokens, item.end)
+            self._counters.guessed_tokens += len(guessed)
+            self._note_computed(sequence, item.num_tokens - len(guessed))
+            if isinstance(sequence, ScoringSequence):
+                if outcome.error is not None:
+                    self._fail(sequence, outcome.error)
+                else:
+                    self._advance_scoring(sequence, outcome, now)
             elif isinstance(sequence, GenerationSequence):
-                try:
-                    self._advance_generation(sequence, outcome, now)
-                except (ConstraintError, EngineError) as error:
-                    self._fail(sequence, error)
+                if is_drawn_from:  # else they are still to be computed
+                    sequence.keep_guesses(0)
+                if guessed:
+                    ahead.append(Ahead(sequence, num_tokens, guessed, outcome.rows_ahead))
+                self._advance_generation(sequence, outcome, now)
+        while ahead:
+            ahead = self._go_on(ahead, now)
+
+    def _note_computed(self, sequence: Sequence, num_tokens: int) -> None:
+        recomputed = sequence.tally.recomputed
+        sequence.note_computed(num_tokens)
+        self._counters.computed_tokens += num_tokens
+        self._counters.recomputed_tokens += sequence.tally.recomputed - recomputed
+        if sequence.num_computed_tokens >= sequence.publish_at:
+            self._kv.publish(sequence)
+
+    def _go_on(self, ahead: list[Ahead], now: float) -> list[Ahead]:
+        """Take guesses that turned out right, and draw once more where there are logits behind
+        them; those for which that was possible.
+        """
+        goes_on, rows = [], []
+        for item in ahead:
+            sequence = item.sequence
+            if sequence.status is not Status.RUNNING or sequence.num_computed_tokens < item.start:
+                continue  # it has ended, or tokens before the guesses were replaced
+            num_right = item.num_right()
+            may_draw = sequence.mask is not None and sequence.ending is None
+            row = item.row_behind(num_right) if may_draw else None
+            end = item.start + num_right
+            if row is None:  # the token to draw behind is computed once more
+                end = min(end, len(sequence.token_ids) - 1)
+            if end > sequence.num_computed_tokens:
+                self._note_computed(sequence, end - sequence.num_computed_tokens)
+            if row is not None:
+                goes_on.append(item)
+                rows.append(row)
+        if goes_on:
+            sequences = [item.sequence for item in goes_on]
+            try:
+                drawn = self._worker.draw(sequences, torch.stack(rows))
+            except (RuntimeError, ValueError, MemoryError) as error:
+                self._fail_step(sequences, error)
+                return []
+            for sequence, token in zip(sequences, drawn, strict=True):
+                outcome = Outcome()
+                outcome.take(token)
+                sequence.tally.confirmed += 1
+                sequence.keep_guesses(0)
+                self._advance_generation(sequence, outcome, now)
+        return goes_on
+
+    def _fail_step(self, sequences: SequenceOf[Sequence], error: Exception) -> None:
+        for sequence in sequences:
+            failure = EngineError(f"the step failed: {error}")
+            failure.__cause__ = error
+            self._fail(sequence, failure)
 
     def _is_ready(self, item: PlannedWork) -> bool:
         """Whether it can be computed now. Where a mask is still being made, what was planned is
@@ -733,6 +809,15 @@ class Engine:
     def _advance_generation(
         self, sequence: GenerationSequence, outcome: Outcome, now: float
     ) -> None:
+        if outcome.error is not None:
+            self._fail(sequence, outcome.error)
+            return
+        try:
+            self._take_outcome(sequence, outcome, now)
+        except (ConstraintError, EngineError) as error:
+            self._fail(sequence, error)
+
+    def _take_outcome(self, sequence: GenerationSequence, outcome: Outcome, now: float) -> None:
         sequence.rows.update(outcome.rows)
         sampled = outcome.sampled
         if sampled is None:
@@ -980,7 +1065,7 @@ class Engine:
             completion_tokens=tally.decoded + tally.forced,
             decoded_tokens=tally.decoded,
             forced_tokens=tally.forced,
-            saved_passes=tally.decoded + tally.forced - tally.draws,
+            saved_passes=tally.decoded + tally.forced - (tally.draws - tally.confirmed),
             recomputed_tokens=tally.recomputed,
             num_preemptions=tally.num_preemptions,
             queued_seconds=(sequence.admitted_at or now) - start,

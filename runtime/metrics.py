@@ -12,8 +12,10 @@ class EngineCounters:
     `computed_tokens` is every token whose keys and values were computed: prompts, decoded and
     forced tokens, score paths, and `recomputed_tokens`, which preemption caused. `prompt_tokens`
     is counted when a request is admitted for the first time, together with the `cached_tokens`
-    among them. `saved_passes` is how many tokens needed no draw of their own, of requests that have
-    ended. `restored_pages` were evicted and came back from the host tier.
+    among them. `saved_passes` is how many tokens needed no forward pass of their own, of requests
+    that have ended. `guessed_tokens` were computed on the chance that they would be drawn or forced
+    next; only the right ones are among the `computed_tokens`. `restored_pages` were evicted and
+    came back from the host tier.
     """
 
     steps: int = 0
@@ -24,6 +26,7 @@ class EngineCounters:
     decoded_tokens: int = 0
     forced_tokens: int = 0
     saved_passes: int = 0
+    guessed_tokens: int = 0
     restored_pages: int = 0
     preemptions: int = 0
     requests_started: int = 0

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+    from palmette.grammar.guesses import Guess
     from palmette.protocol import FinishReason, Request
     from palmette.runtime.constraints import ConstrainedText, Step
     from palmette.runtime.sampling import TokenCounts
@@ -66,7 +67,8 @@ class Handle:
 class TokenTally:
     """How many tokens were computed, reused and produced for one sequence.
 
-    `draws` is how often a token was drawn; `decoded` and `forced` are those of the output.
+    `draws` is how often a token was drawn, `confirmed` how often that was done from logits behind a
+    right guess; `decoded` and `forced` are those of the output.
     `high_water` is the most that was ever computed or reused: what lies below it and is computed
     after a preemption is recomputed work, not prefill.
     """
@@ -75,6 +77,7 @@ class TokenTally:
     prefilled: int = 0
     recomputed: int = 0
     draws: int = 0
+    confirmed: int = 0
     decoded: int = 0
     forced: int = 0
     num_preemptions: int = 0
@@ -126,7 +129,19 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
+        """Those to be computed next, guesses among them."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_guesses(self) -> int:
+        return 0
+
+    def keep_guesses(self, limit: int) -> None:
+        """Have no more guesses than that."""
+
+    def ids_between(self, start: int, end: int) -> list[int]:
+        """The tokens at those positions, guesses among them."""
+        return self.token_ids[start:end]
 
     @property
     def max_cached_tokens(self) -> int:
@@ -187,6 +202,10 @@ class GenerationSequence(Sequence):
     Under a constraint its last tokens may still be replaced by others that spell the same text, see
     `palmette.grammar.jump`; the first `num_final_tokens` of the output stay. A sequence whose
     `ending` is set draws no more, but computes what log-probabilities are still wanted of.
+
+    `guesses` are tokens that perhaps come behind `token_ids`. They are computed with these, so that
+    logits behind them are there if they are right; what is computed of wrong ones counts for
+    nothing, and is written over.
     """
 
     request: Request = field(kw_only=True)
@@ -197,6 +216,7 @@ class GenerationSequence(Sequence):
     text: ConstrainedText | None = None
     has_begun: bool = False  # the text, which then has a mask or is being worked on
     mask: npt.NDArray[np.bool_] | None = None  # which tokens may be drawn next
+    guesses: tuple[Guess, ...] = ()
     num_final_tokens: int = 0  # of a constrained output
     num_taken_back: int = 0  # tokens that were replaced
     growing: GrowingText | None = None  # of an output whose tokens may be replaced
@@ -210,6 +230,24 @@ class GenerationSequence(Sequence):
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     ending: tuple[FinishReason, str | int | None] | None = None
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) + len(self.guesses) - self.num_computed_tokens
+
+    @property
+    def num_guesses(self) -> int:
+        return len(self.guesses)
+
+    def keep_guesses(self, limit: int) -> None:
+        self.guesses = self.guesses[:limit]
+
+    def ids_between(self, start: int, end: int) -> list[int]:
+        num_tokens = len(self.token_ids)
+        token_ids = self.token_ids[start:end]
+        if end > num_tokens:
+            token_ids += [guess.token_id for guess in self.guesses[: end - num_tokens]]
+        return token_ids
 
     @property
     def num_output_tokens(self) -> int:
@@ -258,8 +296,12 @@ class GenerationSequence(Sequence):
         return len(self.token_ids) + self.num_taken_back
 
     def draws_after(self, position: int) -> bool:
-        """Whether a token is drawn from the logits at `position`."""
-        return position == len(self.token_ids) - 1 and self.ending is None
+        """Whether a token is drawn from the logits at `position`, if the guesses are right."""
+        num_ahead = position - (len(self.token_ids) - 1)
+        if num_ahead < 0 or self.ending is not None:
+            return False
+        # What was forced elsewhere is drawn where the text stands.
+        return not 0 < num_ahead < len(self.guesses) or self.guesses[num_ahead].is_drawn
 
     def take_step(self, step: Step) -> None:
         """The output's tokens are those that the constrained text has now."""
@@ -269,6 +311,8 @@ class GenerationSequence(Sequence):
         self.num_taken_back += len(replaced)
         self.num_final_tokens = step.num_final
         self.mask = step.mask
+        # Logits that log-probabilities are told of are those of tokens that there are.
+        self.guesses = () if self.keeps_rows else step.guesses
         if replaced:
             self.num_computed_tokens = min(self.num_computed_tokens, first)
             self.tally.high_water = min(self.tally.high_water, first)
@@ -307,8 +351,7 @@ class GenerationSequence(Sequence):
             return []
         last = len(self.token_ids) - 1
         wanted = self.rows_wanted(start, min(end, last)) if self.keeps_rows else []
-        if end == len(self.token_ids) and self.ending is None:
-            wanted.append(last)
+        wanted += filter(self.draws_after, range(max(start, last), end))
         return wanted
 
     def rows_wanted(self, start: int, end: int) -> list[int]:

@@ -59,6 +59,11 @@ class Matcher {
 
     std::size_t num_tokens() const { return positions_.size() - 1; }
 
+    // The number of the term at which the text stands, or stood `back` tokens ago.
+    std::uint32_t state(std::size_t back) const {
+        return positions_[positions_.size() - 1 - back].term->serial;
+    }
+
     bool is_complete() const { return here().term->nullable && !here().has_stopped; }
 
     bool has_stopped() const { return here().has_stopped; }

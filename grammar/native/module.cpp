@@ -60,6 +60,14 @@ class PythonMatcher {
 
     Matcher& core() { return core_; }
 
+    std::uint32_t state(Py_ssize_t back) {
+        if (back < 0 || static_cast<std::size_t>(back) > core_.num_tokens()) {
+            throw py::index_error("there are " + std::to_string(core_.num_tokens()) +
+                                  " tokens, cannot look " + std::to_string(back) + " back");
+        }
+        return core_.state(static_cast<std::size_t>(back));
+    }
+
     bool is_finished() {
         if (core_.has_stopped()) return true;
         if (!core_.is_complete()) return false;
@@ -208,6 +216,7 @@ PYBIND11_MODULE(_native, module) {
         .def(py::init<const PythonMatcher&>(), py::arg("other"))
         .def_property_readonly("num_tokens",
                                [](PythonMatcher& m) { return m.core().num_tokens(); })
+        .def("state", &PythonMatcher::state, py::arg("back") = 0)
         .def_property_readonly("is_complete",
                                [](PythonMatcher& m) { return m.core().is_complete(); })
         .def_property_readonly("is_finished", &PythonMatcher::is_finished)

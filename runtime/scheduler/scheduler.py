@@ -125,6 +125,7 @@ class Scheduler:
         decoding one; then waiting ones in order, unless pages ran short.
         """
         plan = Plan(self.config.max_batch_tokens)
+        self._limit_guesses()
         unplanned = deque(sorted(self.running, key=lambda s: s.num_uncomputed_tokens))
         while unplanned and plan.token_budget:
             sequence = unplanned.popleft()
@@ -158,6 +159,10 @@ class Scheduler:
         """
         num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
         while not self._pages.grow(sequence, num_tokens):
+            if sequence.num_guesses:  # nobody makes room for them
+                sequence.keep_guesses(0)
+                num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
+                continue
             if self.programs.give_up(self._clock(), keep=sequence.program):
                 continue
             victim = unplanned.pop() if unplanned else sequence
@@ -166,10 +171,18 @@ class Scheduler:
                 return False
         return True
 
+    def _limit_guesses(self) -> None:
+        """So many in all, those of whoever came first before others'."""
+        num_left = self.config.max_guesses
+        for sequence in self.running:
+            sequence.keep_guesses(num_left)
+            num_left -= sequence.num_guesses
+
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         self._pages.release(sequence)
         self.running.remove(sequence)
         sequence.num_computed_tokens = 0
+        sequence.keep_guesses(0)
         sequence.tally.num_preemptions += 1
         sequence.move_to(Status.WAITING)
         self.waiting.resume(sequence)

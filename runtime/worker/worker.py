@@ -27,13 +27,22 @@ class Outcome:
     """What a step brought for one sequence: a token, scores by position, an error, or nothing.
 
     `rows` are logits [vocab_rows] by position, for sequences that tell log-probabilities of tokens
-    they did not draw.
+    they did not draw; `rows_ahead` are those behind guesses, from which tokens are drawn if these
+    turn out to be right.
     """
 
     sampled: SampledToken | None = None
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
+    rows_ahead: dict[int, torch.Tensor] = field(default_factory=dict)
     scores: dict[int, dict[int, float]] = field(default_factory=dict)
     error: PalmetteError | None = None
+
+    def take(self, drawn: SampledToken | PalmetteError) -> None:
+        """What was drawn, or why nothing could be."""
+        if isinstance(drawn, SampledToken):
+            self.sampled = drawn
+        else:
+            self.error = drawn
 
 
 class Worker:
@@ -66,13 +75,16 @@ class Worker:
         drawing: list[tuple[int, int]] = []  # (index in work, index in rows)
         scoring: list[tuple[int, int, int]] = []  # (index in work, index in rows, position)
         keeping: list[tuple[int, int, int]] = []  # the same
+        guessing: list[tuple[int, int, int]] = []  # the same
         first_row = 0
         for index, item in enumerate(work):
             for position in item.sequence.logit_positions(item.start, item.end):
                 if isinstance(item.sequence, ScoringSequence):
                     scoring.append((index, len(rows), position))
                 elif isinstance(item.sequence, GenerationSequence):
-                    if item.sequence.draws_after(position):
+                    if position >= len(item.sequence.token_ids):
+                        guessing.append((index, len(rows), position))
+                    elif item.sequence.draws_after(position):
                         drawing.append((index, len(rows)))
                     if item.sequence.keeps_rows:
                         keeping.append((index, len(rows), position))
@@ -83,7 +95,16 @@ class Worker:
         self._score(work, scoring, logits, outcomes)
         for index, row, position in keeping:
             outcomes[index].rows[position] = logits[row].clone()
+        for index, row, position in guessing:
+            outcomes[index].rows_ahead[position] = logits[row]
         return outcomes
+
+    @torch.inference_mode()
+    def draw(
+        self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
+    ) -> list[SampledToken | PalmetteError]:
+        """The next token of each from a row of logits [S, vocab_rows]."""
+        return [*self.sampler.sample(logits, list(map(self._sampling_row, sequences)))]
 
     def _carry_out(self, move: Move) -> None:
         if isinstance(move, PageCopy):
@@ -99,7 +120,7 @@ class Worker:
         query_starts = [0]
         for item in work:
             start, end = item.start, item.end
-            token_ids += item.sequence.token_ids[start:end]
+            token_ids += item.sequence.ids_between(start, end)
             where = np.arange(start, end, dtype=np.int64)
             first_page = start // self._page_size
             last_page = (end - 1) // self._page_size
@@ -131,19 +152,15 @@ class Worker:
         """A token for each sequence whose last token was computed."""
         if not drawing:
             return
-        sampling_rows = []
+        sequences = []
         for index, _ in drawing:
             sequence = work[index].sequence
             assert isinstance(sequence, GenerationSequence)
-            sampling_rows.append(self._sampling_row(sequence))
+            sequences.append(sequence)
         if len(drawing) != len(logits):
             logits = logits[torch.tensor([row for _, row in drawing], device=logits.device)]
-        sampled = self.sampler.sample(logits, sampling_rows)
-        for (index, _), token in zip(drawing, sampled, strict=True):
-            if isinstance(token, SampledToken):
-                outcomes[index].sampled = token
-            else:
-                outcomes[index].error = token
+        for (index, _), token in zip(drawing, self.draw(sequences, logits), strict=True):
+            outcomes[index].take(token)
 
     def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:
         mask, sequence.mask = sequence.mask, None

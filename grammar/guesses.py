@@ -1,0 +1,96 @@
+"""Guesses at the next tokens of a text, from what came at the same places of its grammar before.
+
+A guess is for whoever can look at several tokens at the cost of one: the model is asked about all
+of them in one forward pass, and what it draws decides. A right guess has saved a pass; a wrong one
+has changed nothing (Leviathan et al., "Fast inference from transformers via speculative decoding",
+2023, with the grammar in place of a second model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+_MAX_PLACES = 1 << 14  # that are remembered; then all is forgotten
+_MOST_TRUST = 3
+
+
+class GuessMatcher(Protocol):
+    """What is needed of a `Matcher`."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def accept(self, token_id: int) -> bool: ...
+
+    def rollback(self, num_tokens: int) -> None: ...
+
+    def state(self, back: int = 0) -> int: ...
+
+
+class Guess(NamedTuple):
+    """A token that may come next, and whether it will have to be drawn rather than be forced."""
+
+    token_id: int
+    is_drawn: bool
+
+
+class Guesses:
+    """What came last at each place of one grammar. Several threads may use it.
+
+    A place is a state of the grammar's machine, so a guess knows which property of an object comes
+    next, whatever its values were. Where what comes differs each time, as inside free strings,
+    nothing is guessed: a guess is trusted once the same has come twice in a row, or at the first
+    time that a place is seen again.
+    """
+
+    def __init__(self, max_places: int = _MAX_PLACES) -> None:
+        self._max_places = max_places
+        self._known: dict[int, tuple[Guess, int]] = {}  # and how far it is trusted
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def note(self, matcher: GuessMatcher, token_ids: Sequence[int]) -> None:
+        """These came last in the text of the matcher: one that was drawn, and forced ones after."""
+        num_tokens = len(token_ids)
+        for index, token_id in enumerate(token_ids):
+            self._note(matcher.state(num_tokens - index), Guess(token_id, index == 0))
+
+    def _note(self, state: int, came: Guess) -> None:
+        guess, trust = self._known.get(state, (came, 0))
+        if guess == came:
+            trust = min(trust + 1, _MOST_TRUST)
+        elif trust > 1:
+            trust -= 2
+        else:
+            guess, trust = came, 0
+        if len(self._known) >= self._max_places and state not in self._known:
+            self._known.clear()
+        self._known[state] = guess, trust
+
+    def ahead(
+        self, matcher: GuessMatcher, limit: int, *, first: Sequence[int] = ()
+    ) -> tuple[Guess, ...]:
+        """At most `limit` tokens that may come next, each behind the others.
+
+        `first` are drawn ones that are likely for another reason. The matcher does not move.
+        """
+        start = matcher.num_tokens
+        ahead: list[Guess] = []
+        for token_id in first[:limit]:
+            if not matcher.accept(token_id):
+                break
+            ahead.append(Guess(token_id, True))
+        seen: set[int] = set()
+        while len(ahead) < limit:
+            state = matcher.state()
+            guess, trust = self._known.get(state, (None, 0))
+            if state in seen or guess is None or not trust:  # how often it goes round is unknown
+                break
+            if not matcher.accept(guess.token_id):
+                break
+            seen.add(state)
+            ahead.append(guess)
+        matcher.rollback(matcher.num_tokens - start)
+        return tuple(ahead)

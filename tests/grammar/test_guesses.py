@@ -1,0 +1,133 @@
+"""Guesses: what came last at the same place, and never a token that the grammar does not allow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palmette.grammar import GrammarCompiler, Vocabulary
+from palmette.grammar.guesses import Guess, Guesses
+from palmette.grammar.machine import MachineName
+
+SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "kind": {"enum": ["red", "green"]},
+            "size": {"type": "integer"},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    },
+}
+WORDS = [bytes([byte]) for byte in range(0x20, 0x7F)] + [b'":', b'","', b"name", b"kind", b"gre"]
+STOP = len(WORDS)
+
+
+@pytest.fixture(params=["native", "python"])
+def compiler(request: pytest.FixtureRequest) -> GrammarCompiler:
+    name: MachineName = request.param
+    if name == "native":
+        pytest.importorskip("palmette.grammar._native", reason="the extension was not built")
+    return GrammarCompiler(Vocabulary([*WORDS, b""], {STOP}), machine=name)
+
+
+def ids(text: str) -> list[int]:
+    return [WORDS.index(bytes([byte])) for byte in text.encode()]
+
+
+def test_the_next_property_is_guessed_whatever_the_values_were(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_json_schema(SCHEMA)
+    guesses = Guesses()
+    matcher = grammar.matcher()
+    for token_id in ids('[{"name":"Ada","size":1'):
+        assert matcher.accept(token_id)
+        guesses.note(matcher, [token_id])
+    other = grammar.matcher()
+    for token_id in ids('[{"name":"Bob"'):
+        assert other.accept(token_id)
+    ahead = guesses.ahead(other, 9)
+    assert [guess.token_id for guess in ahead] == ids(',"size":1')
+    assert all(guess.is_drawn for guess in ahead)
+    assert other.num_tokens == len('[{"name":"Bob"')
+    assert len(guesses.ahead(other, 3)) == 3
+    assert guesses.ahead(other, 0) == ()
+
+
+def test_what_differs_each_time_is_not_guessed(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_json_schema(SCHEMA)
+    guesses = Guesses()
+    matcher = grammar.matcher()
+    for token_id in ids('[{"name":"abcdefgh'):
+        assert matcher.accept(token_id)
+        guesses.note(matcher, [token_id])
+    assert guesses.ahead(matcher, 8) == ()  # inside a string each place is the same
+    for token_id in ids("hh"):
+        assert matcher.accept(token_id)
+        guesses.note(matcher, [token_id])
+    # How often it comes once more nobody knows.
+    assert [guess.token_id for guess in guesses.ahead(matcher, 8)] == ids("h")
+
+
+def test_forced_tokens_are_guessed_as_such(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_choices(["(ab)", "{cd}"])
+    guesses = Guesses()
+    matcher = grammar.matcher()
+    for token_id in ids("{cd}"):
+        assert matcher.accept(token_id)
+    guesses.note(matcher, ids("{cd}"))
+    drawn, *forced = guesses.ahead(grammar.matcher(), 8)
+    assert drawn == Guess(ids("{")[0], True)
+    assert forced == [Guess(token_id, False) for token_id in ids("cd}")]
+
+
+def test_likely_tokens_come_before_remembered_ones(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_choices(["(ab)", "{cd}"])
+    guesses = Guesses()
+    matcher = grammar.matcher()
+    for token_id in ids("(ab)"):
+        assert matcher.accept(token_id)
+        guesses.note(matcher, [token_id])
+    start = grammar.matcher()
+    ahead = guesses.ahead(start, 8, first=ids("(a"))
+    assert [guess.token_id for guess in ahead] == ids("(ab)")
+    assert [guess.token_id for guess in guesses.ahead(start, 8, first=ids("{"))] == ids("{")
+    assert [guess.token_id for guess in guesses.ahead(start, 8, first=ids("}"))] == ids("(ab)")
+    assert start.num_tokens == 0
+
+
+@given(
+    texts=st.lists(st.lists(st.integers(0, STOP), max_size=30), max_size=6), limit=st.integers(0, 9)
+)
+@settings(deadline=None, max_examples=60)
+def test_all_that_is_guessed_is_allowed(texts: list[list[int]], limit: int) -> None:
+    grammar = _COMPILER.compile_json_schema(SCHEMA)
+    guesses = Guesses(max_places=8)
+    for text in texts:
+        matcher = grammar.matcher()
+        for token_id in text:
+            if matcher.accept(token_id):
+                guesses.note(matcher, [token_id])
+            num_tokens = matcher.num_tokens
+            ahead = guesses.ahead(matcher, limit, first=text[:1])
+            assert len(ahead) <= limit
+            assert matcher.num_tokens == num_tokens
+            twin = matcher.copy()
+            assert all(twin.accept(guess.token_id) for guess in ahead)
+        assert len(guesses) <= 8
+
+
+_COMPILER = GrammarCompiler(Vocabulary([*WORDS, b""], {STOP}))
+
+
+def test_looking_back_further_than_the_text_is_an_error(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile_choices(["ab", "cb"]).matcher()
+    start = matcher.state()
+    assert matcher.accept(ids("a")[0])
+    assert matcher.state(1) == start != matcher.state()
+    for back in (-1, 2):
+        with pytest.raises(IndexError, match="cannot look"):
+            matcher.state(back)
