@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from palmette.grammar.guesses import Guess, Guesses
 from palmette.grammar.vocabulary import Vocabulary
 
 _MAX_FORCED = 1 << 13  # bytes of one jump; what is left is forced once more after the next draw
@@ -31,7 +32,12 @@ class JumpMatcher(Protocol):
     """What is needed of a `Matcher`."""
 
     @property
+    def num_tokens(self) -> int: ...
+
+    @property
     def is_finished(self) -> bool: ...
+
+    def state(self, back: int = 0) -> int: ...
 
     def can_complete(self, budget: int) -> bool: ...
 
@@ -347,12 +353,14 @@ class CanonicalText:
 class ForcedShare:
     """How much of one text a grammar forces: tokens in all, those not drawn, and draws.
 
-    The end of the text is no token here, and drawing it no draw.
+    A draw takes a forward pass, unless it is from logits behind right guesses: `num_passes`. The
+    end of the text is no token here, and drawing it no draw.
     """
 
     num_tokens: int
     num_forced: int
     num_draws: int
+    num_passes: int
 
     @property
     def share(self) -> float:
@@ -360,11 +368,19 @@ class ForcedShare:
         return self.num_forced / self.num_tokens if self.num_tokens else 0.0
 
 
-def forced_share(matcher: JumpMatcher, spelling: Spelling, text: str) -> ForcedShare | None:
+def forced_share(
+    matcher: JumpMatcher,
+    spelling: Spelling,
+    text: str,
+    *,
+    guesses: Guesses | None = None,
+    max_guessed: int = 8,
+) -> ForcedShare | None:
     """What jumping ahead in canonical mode forces of `text`, if the model's draws spell that text.
 
-    `matcher` is at its beginning. None if the tokenizer rewrites the text or the grammar does not
-    allow it.
+    `matcher` is at its beginning. With `guesses`, at most `max_guessed` at a time, which learn the
+    text, draws behind right ones take no pass. None if the tokenizer rewrites the text or the
+    grammar does not allow it.
     """
     wanted = spelling.encode(text.encode())
     if wanted is None:
@@ -372,16 +388,37 @@ def forced_share(matcher: JumpMatcher, spelling: Spelling, text: str) -> ForcedS
     walk = CanonicalText(matcher, spelling)
     limit = 2 * len(wanted) + 1
     walk.begin(limit)
-    num_draws = 0
+    num_draws = num_passes = start = 0
+    ahead: tuple[Guess, ...] = ()
     while True:
         num_done = len(walk.token_ids)
         if walk.token_ids != wanted[:num_done]:
             return None
         if num_done == len(wanted):
-            return ForcedShare(num_tokens=num_done, num_forced=walk.num_forced, num_draws=num_draws)
-        if walk.draw(wanted[num_done], limit) is None:
+            return ForcedShare(
+                num_tokens=num_done,
+                num_forced=walk.num_forced,
+                num_draws=num_draws,
+                num_passes=num_passes,
+            )
+        if not num_draws or not _is_behind(ahead, wanted[start:num_done]):
+            num_passes, start = num_passes + 1, num_done
+            if guesses is not None:
+                ahead = guesses.ahead(walk.matcher, max_guessed, first=walk.held_back)
+        advance = walk.draw(wanted[num_done], limit)
+        if advance is None:
             return None
+        if guesses is not None and advance.num_kept == num_done:
+            guesses.note(walk.matcher, advance.token_ids)
         num_draws += 1
+
+
+def _is_behind(ahead: Sequence[Guess], token_ids: Sequence[int]) -> bool:
+    """Whether there are logits behind the tokens, since they were guessed."""
+    num_tokens = len(token_ids)
+    if not num_tokens or [guess.token_id for guess in ahead[:num_tokens]] != list(token_ids):
+        return False
+    return num_tokens == len(ahead) or ahead[num_tokens].is_drawn
 
 
 def _num_common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -57,6 +58,8 @@ class Engine(ABC):
     # Ways to find what is forced. "tokens": tokens that the engine names; "bytes": tokens that lie
     # within the bytes it names, whether or not what follows could be joined to the last of them;
     # "canonical": tokens that the tokenizer would choose whatever follows, as our engine jumps.
+    # "guessed": those and the ones that are drawn behind right guesses, which learn from the other
+    # texts of the schema that came before: all that take no forward pass of their own.
     ways: tuple[str, ...] = ()
 
     @abstractmethod
@@ -75,7 +78,7 @@ class Engine(ABC):
 class Ours(Engine):
     """Palmette, by the machine of that name or else the faster one that there is."""
 
-    ways = ("tokens", "bytes", "canonical")
+    ways = ("tokens", "bytes", "canonical", "guessed")
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class Ours(Engine):
         self._order = order
         self._spelling = Spelling(vocabulary, _encoder(tokens))
         self._token_bytes = tokens.token_bytes
+        self._guesses: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._row: Any = np.zeros(-(-len(tokens.token_bytes) // 32), np.int32)
 
     def compile(self, schema: str) -> Any:
@@ -101,13 +105,19 @@ class Ours(Engine):
         return _OurSession(compiled.matcher(), self._row, self._token_bytes)
 
     def num_forced(self, compiled: Any, way: str, token_ids: Sequence[int]) -> int:
-        if way != "canonical":
+        if way not in ("canonical", "guessed"):
             return super().num_forced(compiled, way, token_ids)
+        from palmette.grammar.guesses import Guesses
         from palmette.grammar.jump import forced_share
 
+        guesses = None
+        if way == "guessed":
+            guesses = self._guesses.setdefault(compiled, Guesses())
         text = b"".join(self._token_bytes[token_id] for token_id in token_ids)
-        share = forced_share(compiled.matcher(), self._spelling, text.decode())
-        return 0 if share is None else share.num_forced
+        share = forced_share(compiled.matcher(), self._spelling, text.decode(), guesses=guesses)
+        if share is None:
+            return 0
+        return share.num_tokens - share.num_passes if guesses is not None else share.num_forced
 
 
 def _encoder(tokens: Tokens) -> Callable[[str], Sequence[int]]:

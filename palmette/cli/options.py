@@ -31,6 +31,7 @@ HELP = {
     "max_running": "sequences in one step",
     "jump_forward": "append what a constraint forces without a step for each token",
     "jump_mode": "in which tokens: those that are drawn, or those the tokenizer would choose",
+    "max_guesses": "tokens of a step that may be guesses at how constrained texts go on; 0: none",
     "policy": "who of those that wait comes next: depth-first over their prompts, longest cached "
     "prefix, or by arrival",
     "max_wait": "seconds that others may pass a waiting request",

@@ -130,7 +130,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         ["--kv-memory", "1.5GiB", "--prefix-cache", "--max-batch-tokens", "33"],
         ["--host-memory", "2GiB", "--host-directory", "/somewhere"],
         ["--max-running", "3", "--no-jump-forward", "--policy", "lpm", "--max-wait", "2.5"],
-        ["--max-think", "0.5", "--jump-mode", "canonical"],
+        ["--max-think", "0.5", "--jump-mode", "canonical", "--max-guesses", "5"],
     ]
     assert main(["serve", "m", *sum(given, [])]) == 0  # noqa: RUF017
     expected = {
@@ -149,6 +149,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         "max_running": 3,
         "jump_forward": False,
         "jump_mode": "canonical",
+        "max_guesses": 5,
         "policy": "lpm",
         "max_wait": 2.5,
         "max_think": 0.5,

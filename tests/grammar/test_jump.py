@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 import pytest
 
 from palmette.grammar import CompiledGrammar, GrammarCompiler, Matcher, Vocabulary
+from palmette.grammar.guesses import Guesses
 from palmette.grammar.jump import CanonicalText, Spelling, forced_share
 from palmette.grammar.testing import allowed
 
@@ -176,4 +177,22 @@ def test_the_share_of_forced_tokens_of_a_text() -> None:
     assert found.num_tokens == len(encode('{"name":true}'))
     assert found.num_forced + found.num_draws == found.num_tokens
     assert 0.5 < found.share < 1
+    assert found.num_passes == found.num_draws
     assert forced_share(grammar.matcher(), spelling, '{"name":null}') is None
+
+
+def test_draws_behind_right_guesses_take_no_pass() -> None:
+    spelling = Spelling(VOCABULARY, encode)
+    grammar = regex('{"name":(true|false),"a":(true|false)}')
+    guesses = Guesses()
+    texts = ['{"name":true,"a":false}'] * 2 + ['{"name":false,"a":false}']
+    first, second, third = (
+        forced_share(grammar.matcher(), spelling, text, guesses=guesses) for text in texts
+    )
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert first.num_forced == second.num_forced
+    assert first.num_draws == second.num_draws > 1
+    assert second.num_passes == 1 <= first.num_passes
+    assert third.num_passes == 2  # the first guess was wrong
