@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -114,9 +115,9 @@ class Way:
     def num_tokens(self) -> int:
         return sum(usage.completion_tokens for usages in self.usages for usage in usages)
 
-    def share(self, count: str) -> float:
+    def share(self, count: Literal["forced_tokens", "saved_passes"]) -> float:
         """Of the tokens, those in a count of `Usage`."""
-        found = sum(getattr(usage, count) for usages in self.usages for usage in usages)
+        found: int = sum(getattr(usage, count) for usages in self.usages for usage in usages)
         return found / max(1, self.num_tokens)
 
     def told(self, baseline: Way) -> str:
@@ -161,7 +162,8 @@ def measure(
     ]
     for way in ways:  # the schema's masks, once
         way.run(requests_of(tokenizer, "before", temperature)[:1], 1)
-        way.seconds.clear(), way.steps.clear(), way.usages.clear()
+        for figures in (way.seconds, way.steps, way.usages):
+            figures.clear()
     is_same = True
     for number in range(rounds):
         found = {}
