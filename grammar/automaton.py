@@ -50,13 +50,13 @@ class Automaton:
     @property
     def num_bytes(self) -> int:
         """About how much memory the table and the terms behind it take."""
-        return int(self.rows.nbytes) + len(self.store) * _BYTES_PER_TERM
+        return int(self.rows.nbytes) + len(self.store) * _BYTES_PER_TERM + self.store.held
 
     def trim(self) -> bool:
         """Drop everything if half of a limit is in use; the rest is room for one operation."""
         if (
             len(self._terms) * 2 <= self._limits.max_states
-            and len(self.store) * 2 <= self._limits.max_terms
+            and self.store.load * 2 <= self._limits.max_terms
         ):
             return False
         self.store.clear()

@@ -192,6 +192,7 @@ class GrammarCompiler:
     def _store(self) -> TermStore:
         store = self._machine.store()
         store.start_clock(self.limits.compile_seconds)
+        store.look()  # reading takes its time too
         return store
 
     def _check_size(self, source: str) -> None:

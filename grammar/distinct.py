@@ -8,10 +8,9 @@ language cannot run out before all that is needed has come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from palmette.grammar.errors import GrammarTooComplex, UnsupportedGrammar
@@ -79,7 +78,7 @@ def _scarce_texts(values: Iterable[Term], demand: int, store: TermStore) -> list
 def _add_scarce(value: Term, scarce: dict[bytes, None], demand: int, store: TermStore) -> bool:
     """Add the texts that are not known yet if they are no more than `demand`; whether they are."""
     others = less(value, frozenset(scarce), store)
-    texts = list(first_texts(others, min(demand, _MOST_SCARCE) + 1, store))
+    texts = first_texts(others, min(demand, _MOST_SCARCE) + 1, store)
     if len(texts) > demand:
         return False
     if len(texts) > _MOST_SCARCE or len(scarce) > _MOST_SCARCE:
@@ -148,20 +147,17 @@ def _less_words(value: Term, words: list[bytes], store: TermStore) -> Term:
     return store.both(value, others)
 
 
-def first_texts(value: Term, count: int, store: TermStore) -> Iterator[bytes]:
+def first_texts(value: Term, count: int, store: TermStore) -> list[bytes]:
     """The first `count` strings of a regular term, by their length, equally long by their bytes."""
-    return islice(_texts_by_length(value, count, store), count)
-
-
-def _texts_by_length(value: Term, count: int, store: TermStore) -> Iterator[bytes]:
-    """The strings in order, of which no more than `count` are asked for."""
+    texts: list[bytes] = []
     if store.is_empty(value):
-        return
+        return texts
+    num_bytes = 0
     queue = [(store.min_bytes(value), b"", value.serial, value)]
-    while queue:
+    while queue and len(texts) < count:
         length, text, _, term = heappop(queue)
         if length == len(text) and term.nullable:
-            yield text
+            texts.append(text)
         store.spend()
         for bits, after in store.parts(term):
             longer = len(text) + 1 + store.min_bytes(after)
@@ -172,3 +168,7 @@ def _texts_by_length(value: Term, count: int, store: TermStore) -> Iterator[byte
                 bits ^= lowest
                 byte = bytes([lowest.bit_length() - 1])
                 heappush(queue, (longer, text + byte, after.serial, after))
+                store.hold(len(text))
+                num_bytes += len(text)
+    store.hold(-num_bytes)
+    return texts

@@ -19,13 +19,14 @@ class Limits:
     # Determinised states kept per grammar, 1 KiB each. Past it the table is dropped and rebuilt
     # from where the matchers stand, so long outputs cost time, not memory.
     max_states: int = 32_768
-    # Interned terms kept per grammar, about 1 KiB each; dropped together with the states. They are
-    # small objects, and the more there are the longer the garbage collector's pauses.
+    # Interned terms kept per grammar, about 1 KiB each; dropped together with the states. One with
+    # many alternatives, moves or texts counts for several. They are small objects, and the more
+    # there are the longer the garbage collector's pauses.
     max_terms: int = 100_000
     # Alternatives followed at the same time, and branches of one schema after distribution.
     max_alternatives: int = 20_000
-    # Characters of a pattern or a schema.
-    max_source: int = 8_000_000
+    # Characters of a pattern or a schema. Merely to parse four million takes up to a second.
+    max_source: int = 4_000_000
     # Characters of one pattern.
     max_pattern: int = 100_000
     # Groups inside groups of a pattern. Bounds recursion.

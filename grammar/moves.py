@@ -40,6 +40,12 @@ class Where(NamedTuple):
     # None: all are remembered.
     forgotten: int | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """How much it takes beyond an ordinary one."""
+        words = (self.came.bit_length() + 63) // 64
+        return 8 * words + 16 * len(self.left) + 100 * len(self.seen)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[V]):
@@ -79,6 +85,7 @@ class Moves(ABC, Generic[V]):
         # What the first part takes more than another.
         self.first_bytes = store.min_bytes(marks.blank) - self.comma_bytes
         self._spend = store.spend
+        self._hold = store.hold
         # Which counters matter at all, and their places in `Where.left`.
         kept = [i for i, each in enumerate(counters) if each != (0, None)]
         self._place_of = {index: place for place, index in enumerate(kept)}
@@ -255,7 +262,9 @@ class Moves(ABC, Generic[V]):
             if here in known:
                 pending.pop()
                 continue
-            self._spend(1)
+            _, came, left = here
+            self._spend(1 + came.bit_length() // 512)
+            self._hold(200 + came.bit_length() // 8 + 16 * len(left))
             direct = self._direct_cost(here)
             if direct is not None:
                 known[here] = direct[0]

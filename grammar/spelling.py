@@ -109,6 +109,7 @@ class JsonString:
         """One of the texts, in any of their spellings; texts with lone surrogates have none."""
         store = self.store
         spellable = [text for text in set(texts) if not _SURROGATE.search(text)]
+        store.spend(len(spellable))
         if self.escapes == "canonical":
             return store.words(map(self.plainest, spellable))
         if self.escapes == "plain":

@@ -335,9 +335,13 @@ class _Emitter:
         """For each tag the trigger that it begins with."""
         if not each.tags or not each.triggers:
             raise InvalidGrammar("needs at least one tag and one trigger", pointer=where)
+        triggers = set(each.triggers)
+        sizes = sorted({len(trigger) for trigger in triggers})
         owners = []
         for i, tag in enumerate(each.tags):
-            found = [trigger for trigger in each.triggers if tag.begin.startswith(trigger)]
+            begins = (tag.begin[:size] for size in sizes if size <= len(tag.begin))
+            found = [begin for begin in begins if begin in triggers]
+            self._store.spend(1 + len(sizes) // 4)
             if len(found) != 1:
                 raise InvalidGrammar(
                     f"the tag {tag.begin!r} must begin with exactly one trigger, "
@@ -345,8 +349,9 @@ class _Emitter:
                     pointer=f"{where}/tags/{i}/begin",
                 )
             owners += found
+        used = set(owners)
         for i, trigger in enumerate(each.triggers):
-            if trigger not in owners:
+            if trigger not in used:
                 raise InvalidGrammar(
                     f"no tag begins with the trigger {trigger!r}", pointer=f"{where}/triggers/{i}"
                 )

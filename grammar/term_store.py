@@ -41,6 +41,10 @@ from palmette.grammar.unfold import (
 
 _SHORT_WORD = 256
 _WORK_PER_LOOK = 256
+_BYTES_PER_TERM = 1024
+_FEW = 8  # a term of ordinary size has no more items or moves
+# Texts of terms on the way to a long one are as many bytes together as its length squared.
+_LONGEST_ON_THE_WAY = 4096
 
 _Key = tuple[object, ...]
 
@@ -56,6 +60,7 @@ class TermStore:
         self.alphabet = alphabet
         self._alphabet_bytes = bytes(i for i in range(256) if alphabet >> i & 1)
         self._interned: dict[_Key, Term] = {}
+        self.held = 0  # bytes, see `hold`
         self._rules: dict[_Key, Rule] = {}
         self._moves: dict[Items[Term] | Members[Term], ArrayMoves[Term] | ObjectMoves[Term]] = {}
         self._derived: list[Term] = []
@@ -74,6 +79,18 @@ class TermStore:
     def __len__(self) -> int:
         return len(self._interned)
 
+    @property
+    def load(self) -> int:
+        """About how much memory was taken since the store was cleared, in ordinary terms.
+
+        A term may have many alternatives, moves or texts.
+        """
+        return len(self._interned) + self.held // _BYTES_PER_TERM
+
+    def hold(self, num_bytes: int) -> None:
+        """Count memory that terms take beyond the ordinary."""
+        self.held += num_bytes
+
     def clear(self) -> None:
         """Forget what is interned and derived. Terms in use stay valid; new equal ones differ."""
         for term in self._derived:
@@ -81,6 +98,7 @@ class TermStore:
             term.form_sets = term.part_sets = ()
         self._derived.clear()
         self._interned.clear()
+        self.held = 0
         self._rules.clear()
         self._moves.clear()
         self._character_parts = None
@@ -100,16 +118,17 @@ class TermStore:
     def share_clock(self, other: TermStore) -> None:
         """What follows in this thread has no more than is left of the time of `other`."""
         if other._deadline is None:
-            other._look_at_clock()
+            other.look()
         self._seconds, self._deadline, self._work = other._seconds, other._deadline, 0
 
     def spend(self, work: int = 1) -> None:
-        """Count work, and look at the clock, and at the number of terms, now and then."""
+        """Count work, and look now and then."""
         self._work += work
         if self._work >= _WORK_PER_LOOK:
-            self._look_at_clock()
+            self.look()
 
-    def _look_at_clock(self) -> None:
+    def look(self) -> None:
+        """Look at the clock, which begins to run if it has not, and at what the terms take."""
         self._work = 0
         self.check_size()
         patience = current_patience()
@@ -122,8 +141,8 @@ class TermStore:
             raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
 
     def check_size(self) -> None:
-        """Raises GrammarTooComplex if there are more terms than the limits allow."""
-        if len(self) > self.limits.max_terms:
+        """Raises GrammarTooComplex if the terms take more than the limits allow."""
+        if self.load > self.limits.max_terms:
             raise GrammarTooComplex(
                 f"the grammar needs more than {self.limits.max_terms} terms at once"
             )
@@ -520,6 +539,10 @@ class TermStore:
 
     def _keep(self, key: _Key, term: Term) -> Term:
         self._interned[key] = term
+        if len(term.items) > _FEW:
+            self.held += 8 * (len(term.items) - _FEW)
+        if term.where is not None:
+            self.held += term.where.num_bytes + len(term.text)
         self.spend()
         return term
 
@@ -533,6 +556,8 @@ class TermStore:
             term.parts = tuple(after for _, after in pairs)
             if term.parts == term.form and term.part_sets == term.form_sets:
                 term.part_sets, term.parts = term.form_sets, term.form  # one copy is enough
+            else:
+                self._hold_pairs(len(pairs))
         return zip(term.part_sets, term.parts, strict=True)
 
     def form(self, term: Term) -> Form:
@@ -561,7 +586,12 @@ class TermStore:
                 pairs = _merged(self._derive(top))
                 top.form_sets = tuple(bits for bits, _ in pairs)
                 top.form = tuple(after for _, after in pairs)
+                self._hold_pairs(len(pairs))
                 self._derived.append(top)
+
+    def _hold_pairs(self, count: int) -> None:
+        if count > _FEW:
+            self.held += 40 * (count - _FEW)
 
     def _begins_with(self, term: Term) -> Iterable[Term]:
         """The terms whose derivatives that of a sequence, alternation or call is made of."""
@@ -722,6 +752,7 @@ class TermStore:
 
     def accepts(self, term: Term, text: bytes) -> bool:
         """Whether the string is in the term."""
+        self.spend(1 + len(text) // 16)
         for byte in text:
             for bits, after in self.parts(term):
                 if bits >> byte & 1:
@@ -778,6 +809,7 @@ class TermStore:
 
         def learn(each: Term) -> None:
             each.shortest = self._shortest(each)
+            self.held += len(each.shortest)
 
         if term.shortest is None:
             self._settle_non_empty(term, is_known, learn)
@@ -863,7 +895,7 @@ class TermStore:
         return texts[0] * term.low if term.kind == Kind.REPEAT else min(texts, key=len)
 
     def _search_shortest(self, term: Term) -> bytes:
-        """Breadth-first over the derivatives; every term on the way learns its own answer."""
+        """Breadth-first over the derivatives; the terms on the way learn their own answers too."""
         _, known = self._without_counters(term)
         if known is not None:
             term.shortest = known
@@ -875,13 +907,16 @@ class TermStore:
             here = queue.popleft()
             self.spend()
             if here.nullable:
-                text = b""
-                here.shortest = text
-                while here is not term:
+                backwards = bytearray()
+                while True:
+                    here.shortest_length = len(backwards)
+                    if here is term or len(backwards) <= _LONGEST_ON_THE_WAY:
+                        here.shortest = bytes(reversed(backwards))
+                        self.held += len(backwards)
+                    if here is term:
+                        return bytes(reversed(backwards))
                     here, byte = reached_from[here]
-                    text = bytes([byte]) + text
-                    here.shortest = text
-                return text
+                    backwards.append(byte)
             for bits, after in self.parts(here):
                 if after not in seen:
                     seen.add(after)

@@ -278,7 +278,7 @@ def _unrepeated_steps(
     text: bytes,
 ) -> list[Term]:
     num_needed = 1 + (where.forgotten or 0)  # of as many one has not come before
-    ends = list(first_texts(rest, num_needed, store))
+    ends = first_texts(rest, num_needed, store)
     if len(ends) < num_needed:
         return []
     return [

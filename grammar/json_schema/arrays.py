@@ -50,6 +50,7 @@ class Arrays:
             num_places = min(num_places, high)
         keys: list[Key] = []
         for index in range(num_places):
+            self._logic.store.spend(1 + len(rules) // 2)
             key = key_of(rule.at(index) for rule in rules)
             if key is None:
                 high = index

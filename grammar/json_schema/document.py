@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from json.encoder import encode_basestring as _encode
 from json.encoder import encode_basestring_ascii as _encode_ascii
@@ -336,6 +336,21 @@ def identity(value: Json) -> object:
     if isinstance(value, dict):
         return ("object", frozenset((name, identity(each)) for name, each in value.items()))
     return ("other", value)
+
+
+def spend_on(value: Json, spend: Callable[[int], None]) -> None:
+    """Spend the work of going through all the values that this one is made of."""
+    num_values = 0
+    pending = [value]
+    while pending:
+        here = pending.pop()
+        num_values += 1
+        if num_values % 64 == 0:
+            spend(32)
+        if isinstance(here, list):
+            pending += here
+        elif isinstance(here, dict):
+            pending += here.values()
 
 
 def describe(value: Json) -> str:

@@ -15,7 +15,7 @@ from palmette.grammar.errors import (
     UnsupportedGrammar,
 )
 from palmette.grammar.json_schema import readers
-from palmette.grammar.json_schema.document import Json, identity
+from palmette.grammar.json_schema.document import Json, identity, spend_on
 from palmette.grammar.json_schema.formats import PATTERNS
 from palmette.grammar.json_schema.formulas import And, Formula, Leaf, Or, all_of, any_of
 from palmette.grammar.json_schema.keywords import ALL_TYPES, Type
@@ -90,6 +90,7 @@ class Logic:
                 return False
             self.store.spend(4)
             schema.is_open[key] = self._depth
+            self.store.spend(8)
             try:
                 make = self._positive if claim.holds else self._negative
                 found = schema.formulas[key] = make(schema, kind)
@@ -111,10 +112,12 @@ class Logic:
         parts: list[Formula] = []
         values = readers.values(schema)
         if values is not None:
+            self.store.spend(len(values) // 4)
             listed = [value for value in values if type_of(value) == kind]
             if not listed:
                 return False
             if kind != "null":
+                spend_on(listed, self.store.spend)
                 parts.append(Leaf(Values(listed)))
         rule = self._rule(schema, kind)
         if rule is not None:
@@ -190,6 +193,7 @@ class Logic:
             none = all_of(self.formula(claim, kind) for claim in others)
             return [] if len(always) > 1 else [(always[0], none)]
         rivals = self._rivals(formulas, kind)
+        self.store.spend(sum(map(len, rivals.values())))
         return [
             (
                 index,
@@ -480,6 +484,7 @@ class Logic:
         if isinstance(rule, Values):
             return identity(value) in rule.identities
         if isinstance(rule, NumberRule):
+            self.store.spend(1 + len(rule.excluded) // 32)
             return rule.holds(value)
         if isinstance(rule, StringRule):
             return self.strings.holds(rule, value)
@@ -514,6 +519,7 @@ class Logic:
 
     def claims_on(self, rule: ObjectRule, name: str) -> list[Claim]:
         """What the rule says of the value of a member of that name."""
+        self.store.spend(1 + len(rule.patterns))
         if rule.names is not ANYTHING and not self.holds(rule.names, name):
             return [NOTHING]
         claims = [claim for pattern, claim in rule.patterns if self.matches(pattern, name)]
@@ -559,13 +565,14 @@ class Logic:
                 self._conjunctions[key, kind] = found
                 return found
             for leaves in self._cases(formula):
-                case = frozenset(leaves)
                 if len(cases) < _COMPARED_CASES:
                     self.store.spend(len(cases) // 8)
+                    case = frozenset(leaves)
                     if any(other <= case for other in cases):
                         continue
+                    cases.append(case)
                 found.append(tuple(leaf.rule for leaf in leaves))
-                cases.append(case)
+                self.store.hold(8 * len(leaves))
                 if len(found) > self._max_cases:
                     raise GrammarTooComplex(
                         f"more than {self._max_cases} combinations of branches",
@@ -582,6 +589,7 @@ class Logic:
             return None if constants is None else iter(constants)
         shortest = min(lists, key=lambda each: len(each.values))
         others = [rule for rule in case if rule is not shortest]
+        self.store.spend(len(shortest.values) * len(others) // 2)
         return (
             value
             for value in shortest.values
@@ -730,6 +738,7 @@ class Logic:
 
     def _admit_members(self, case: _Case, rule: ObjectRule) -> bool:
         """Whether every required member still has a value."""
+        self.store.spend((1 + len(case.rules)) * len(rule.required) // 4)
         touched = case.required if rule.is_wide else case.required.keys() & rule.members.keys()
         changed: dict[str, list[Claim]] = {
             name: [*case.required[name], *self.claims_on(rule, name)] for name in touched
@@ -739,7 +748,7 @@ class Logic:
             if name not in case.required:
                 speaking = [each for each in case.rules if each.is_wide or name in each.members]
                 changed[name] = [c for each in speaking for c in self.claims_on(each, name)]
-        self.store.spend(len(changed) + len(case.rules) * len(rule.required) // 8)
+        self.store.spend(len(changed))
         for name, claims in changed.items():
             key = key_of(claims)
             if key is None:
@@ -766,6 +775,7 @@ class Logic:
         return rivals
 
     def _may_both_hold(self, one: Formula, other: Formula, kind: Type) -> bool:
+        self.store.spend(4)
         return not self._quickly(lambda: self._is_void_for(all_of((one, other)), kind))
 
     def _are_told_apart(self, formulas: dict[int, Formula]) -> bool:

@@ -40,6 +40,7 @@ class Objects:
         members = []
         claims = self._claims(rules, declared)
         for name in declared:
+            logic.store.spend(4 + len(demands))
             key = key_of(claims[name])
             parts: tuple[Part[Key], ...] = ()
             if key is not None:
@@ -73,6 +74,7 @@ class Objects:
         """What the rules say of the values of the members of these names."""
         claims: dict[str, list[Claim]] = {name: [] for name in names}
         for rule in rules:
+            self._logic.store.spend(len(claims))
             if rule.is_wide:
                 for name, found in claims.items():
                     found += self._logic.claims_on(rule, name)

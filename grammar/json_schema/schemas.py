@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from palmette.grammar.errors import GrammarError, InvalidGrammar, UnsupportedGrammar
 from palmette.grammar.json_schema.document import (
@@ -12,6 +12,7 @@ from palmette.grammar.json_schema.document import (
     escape_token,
     identity,
     pointer_to,
+    spend_on,
 )
 from palmette.grammar.json_schema.keywords import (
     ANNOTATIONS,
@@ -129,8 +130,10 @@ _Contents = dict[int, tuple[dict[str, Json], Dialect, object]]
 class Schemas:
     """The subschemas of a document, each made when it is first needed."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, spend: Callable[[int], None]) -> None:
+        """`spend` is told of the work that it takes."""
         self.document = document
+        self._spend = spend
         self.notes: dict[str, None] = {}
         self._known: dict[tuple[str, tuple[str, ...]], Claim] = {}
         self._equal: dict[object, Claim] = {}
@@ -161,6 +164,7 @@ class Schemas:
 
     def constant(self, value: Json, pointer: str) -> Claim:
         """That a value equals this one."""
+        spend_on(value, self._spend)
         same = identity(value)
         claim = self._constants.get(same)
         if claim is None:
@@ -214,6 +218,7 @@ class Schemas:
             return value
         claim = self._known.get((pointer, scope))
         if claim is None:
+            self._spend(8)
             try:
                 claim = self._made(pointer, value, scope, dialect)
             except (InvalidGrammar, UnsupportedGrammar) as error:
@@ -252,6 +257,7 @@ class Schemas:
             if target in seen:
                 raise InvalidGrammar("the schema refers to itself without end", pointer=target)
             seen.add(target)
+            self._spend(4)
             value = self.document.at(target)
             resource = self.document.resource_of(target)
             scope = self._entered(schema.scope, resource.pointer)

@@ -21,7 +21,7 @@ from palmette.grammar.errors import (
     UnsupportedGrammar,
 )
 from palmette.grammar.json_schema.arrays import Arrays
-from palmette.grammar.json_schema.document import Document, Json, spell
+from palmette.grammar.json_schema.document import Document, Json, spell, spend_on
 from palmette.grammar.json_schema.keywords import Type
 from palmette.grammar.json_schema.languages import Languages
 from palmette.grammar.json_schema.logic import Conjunction, Logic
@@ -75,7 +75,7 @@ class Shapes:
         order: Order,
         max_branches: int,
     ) -> None:
-        self.schemas = Schemas(document)
+        self.schemas = Schemas(document, strings.store.spend)
         self.logic = Logic(self.schemas, strings, max_branches)
         self.places: dict[Key, Place] = {}
         self.order: list[Key] = []  # satisfiable, after those the shortest text needs
@@ -100,9 +100,12 @@ class Shapes:
             key = pending.pop()
             if key in self.places:
                 continue
+            self._store.spend(8)
             place = self.places[key] = Place(self._shapes(key))
             for shape in reversed(place.shapes):
-                pending.extend(reversed(list(keys_in(shape))))
+                keys = list(keys_in(shape))
+                self._store.spend(len(keys))
+                pending.extend(reversed(keys))
         self._decide()
         if root is None or self.places[root].min_bytes is None:
             raise UnsatisfiableGrammar("no JSON value satisfies the schema", pointer="#")
@@ -197,7 +200,9 @@ class Shapes:
         self, values: Sequence[Json], pointer: str, *, canonical: bool
     ) -> Iterator[Shape]:
         texts: list[bytes] = []
+        spend_on(values, self._store.spend)
         for value in Values(values).values:
+            self._store.spend(4)
             if isinstance(value, (list, dict)):
                 claim = self.schemas.constant(value, pointer)
                 yield from self._shapes((claim,))
@@ -235,6 +240,7 @@ class Shapes:
             place.min_bytes, place.shortest = num_bytes, shape
             self.order.append(key)
             for option in waiting.get(key, ()):
+                self._store.spend()
                 if option.cost.learn(key, num_bytes):
                     assert option.cost.num_bytes is not None
                     serial += 1

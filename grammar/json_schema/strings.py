@@ -102,6 +102,7 @@ class Strings:
 
     def holds(self, rule: StringRule, text: str) -> bool:
         """Whether the text is one of the rule's. One with a lone surrogate never is."""
+        self.store.spend(1 + len(rule.excluded) // 32 + len(text) // 32)
         if len(text) < rule.min_length or text in rule.excluded:
             return False
         if rule.max_length is not None and len(text) > rule.max_length:

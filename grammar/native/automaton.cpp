@@ -9,12 +9,12 @@ constexpr std::size_t kFewPairs = 3;        // are searched as fast as a row is 
 
 }  // namespace
 
-std::size_t Automaton::num_bytes() const { return store_.size() * kBytesPerTerm; }
+std::size_t Automaton::num_bytes() const { return store_.size() * kBytesPerTerm + store_.held(); }
 
 bool Automaton::trim() {
     const Limits& limits = store_.limits();
     if (static_cast<Count>(num_states_) * 2 <= limits.max_states &&
-        static_cast<Count>(store_.num_new()) * 2 <= limits.max_terms) {
+        static_cast<Count>(store_.load()) * 2 <= limits.max_terms) {
         return false;
     }
     store_.sweep();

@@ -51,6 +51,7 @@ const Pairs& Store::parts(Term* term) {
         if (found == term->form) {
             term->parts_are_form = true;  // one copy is enough
         } else {
+            hold_pairs(found.size());
             term->own_parts = std::move(found);
         }
         term->has_parts = true;
@@ -100,6 +101,7 @@ void Store::settle_form(Term* term) {
         if (!top->has_form) {
             Pairs found = merged(derive(top));
             spend(found.size() / 16);
+            hold_pairs(found.size());
             top->form = std::move(found);
             top->has_form = true;
         }

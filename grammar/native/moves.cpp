@@ -303,6 +303,7 @@ Moves::Cost Moves::cost(const State& state) {
             continue;
         }
         store_.spend(1 + here.came.size() / 8);
+        store_.hold(200 + 8 * here.came.size() + 16 * here.left.size());
         bool is_plain = false;
         const Cost plain = direct_cost(here, is_plain);
         if (is_plain) {

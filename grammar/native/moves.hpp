@@ -103,6 +103,11 @@ struct Where {
 
     Where with_text(const std::string& text) const;
 
+    // Beyond those of an ordinary one.
+    std::size_t num_bytes() const {
+        return 8 * came.size() + 16 * left.size() + (seen ? 100 * seen->texts.size() : 0);
+    }
+
     Where with_forgotten(int number) const {
         Where where = *this;
         where.forgotten = number;

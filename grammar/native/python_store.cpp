@@ -503,6 +503,9 @@ void bind_store(py::module_& module) {
              [](PythonStore& s, double seconds) { s.core().start_clock(seconds); })
         .def("share_clock",
              [](PythonStore& s, PythonStore& other) { s.core().share_clock(other.core()); })
+        .def("look", [](PythonStore& s) { s.core().look(); })
+        .def("hold",
+             [](PythonStore& s, Py_ssize_t num_bytes) { s.core().hold(static_cast<std::size_t>(num_bytes)); })
         .def(
             "spend", [](PythonStore& s, std::size_t work) { s.core().spend(work); },
             py::arg("work") = 1)

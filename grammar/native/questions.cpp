@@ -72,6 +72,7 @@ std::pair<bool, std::unique_ptr<std::string>> Store::without_counters(Term* term
 }
 
 bool Store::accepts(Term* term, std::string_view text) {
+    spend(1 + text.size() / 16);
     for (char each : text) {
         Term* next = nullptr;
         for (const Pair& pair : parts(term)) {
@@ -232,10 +233,11 @@ void Store::learn(Term* term, Fact fact) {
         if (!best) throw TooComplex("a text is asked for that only calls of rules have");
         text = *best;
     }
+    hold(text.size());
     term->shortest = std::make_unique<std::string>(std::move(text));
 }
 
-// Breadth-first over the derivatives; every term on the way learns its own answer.
+// Breadth-first over the derivatives; the terms on the way learn their own answers too.
 void Store::search_shortest(Term* term) {
     if (term->shortest) return;
     auto known = without_counters(term);
@@ -253,8 +255,12 @@ void Store::search_shortest(Term* term) {
         if (here->nullable) {
             std::string backwards;
             while (true) {
-                here->shortest =
-                    std::make_unique<std::string>(backwards.rbegin(), backwards.rend());
+                here->shortest_length = static_cast<Count>(backwards.size());
+                if (here == term || backwards.size() <= kLongestOnTheWay) {
+                    here->shortest =
+                        std::make_unique<std::string>(backwards.rbegin(), backwards.rend());
+                    hold(backwards.size());
+                }
                 if (here == term) return;
                 const auto& [before, byte] = reached_from[here];
                 backwards.push_back(static_cast<char>(byte));

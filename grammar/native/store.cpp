@@ -87,7 +87,7 @@ void Store::start_clock(double seconds) {
 }
 
 void Store::share_clock(Store& other) {
-    if (other.deadline_ < 0) other.look_at_clock();
+    if (other.deadline_ < 0) other.look();
     seconds_ = other.seconds_;
     deadline_ = other.deadline_;
     last_pause_ = other.last_pause_;
@@ -95,13 +95,13 @@ void Store::share_clock(Store& other) {
 }
 
 void Store::check_size() const {
-    if (static_cast<Count>(num_new()) > limits_.max_terms) {
+    if (static_cast<Count>(load()) > limits_.max_terms) {
         throw TooComplex("the grammar needs more than " + std::to_string(limits_.max_terms) +
                          " terms at once");
     }
 }
 
-void Store::look_at_clock() {
+void Store::look() {
     work_ = 0;
     check_size();
     const double now = thread_seconds();
@@ -151,6 +151,9 @@ void Store::finish(Term* term) {
         term->is_finite &= item->is_finite;
     }
     term->floor = lower_bound(term);
+    if (term->num_items > kFew) hold(8 * (term->num_items - kFew));
+    if (term->where) hold(term->where->num_bytes());
+    if (term->text) hold(term->text->size());
     if (!term->is_regular) mark_texts(term);
 }
 
@@ -701,6 +704,7 @@ void Store::sweep() {
         insert(term);
     }
     num_survivors_ = size();
+    held_ = 0;
     std::vector<std::unique_ptr<Rule>> kept;
     std::vector<std::unique_ptr<Rule>> forgotten;
     for (auto& rule : rules_) {

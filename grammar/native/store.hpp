@@ -51,6 +51,15 @@ class Store {
     // Terms that were made since the last sweep.
     std::size_t num_new() const { return size() - num_survivors_; }
 
+    // About how much memory was taken since the last sweep, in terms of the ordinary size: a term
+    // may have many alternatives, moves or texts.
+    std::size_t load() const { return num_new() + held_ / kBytesPerTerm; }
+
+    std::size_t held() const { return held_; }
+
+    // Count memory that terms take beyond the ordinary.
+    void hold(std::size_t num_bytes) { held_ += num_bytes; }
+
     // Drop what nothing pinned leads to, and everything that was derived.
     void sweep();
 
@@ -62,13 +71,16 @@ class Store {
     // What follows in this thread has no more than is left of the time of `other`.
     void share_clock(Store& other);
 
-    // Raises TooComplex if there are more terms than the limits allow.
+    // Raises TooComplex if the terms take more than the limits allow.
     void check_size() const;
 
-    // Count work, and look at the clock, and at the number of terms, now and then.
+    // Look at the clock, which begins to run if it has not, and at what the terms take.
+    void look();
+
+    // Count work, and look now and then.
     void spend(std::size_t work = 1) {
         work_ += work;
-        if (work_ >= kWorkPerLook) look_at_clock();
+        if (work_ >= kWorkPerLook) look();
     }
 
     // Making terms
@@ -155,6 +167,11 @@ class Store {
   private:
     static constexpr std::size_t kWorkPerLook = 512;
     static constexpr std::size_t kShortWord = 256;
+    static constexpr std::size_t kBytesPerTerm = 1024;
+    // A term of ordinary size has no more items or moves.
+    static constexpr std::size_t kFew = 8;
+    // Texts of terms on the way to a long one are as many bytes together as its length squared.
+    static constexpr std::size_t kLongestOnTheWay = 4096;
     static constexpr int kMaxDepth = 1500;
     static constexpr std::size_t kLongestText = std::size_t{1} << 24;
 
@@ -165,8 +182,6 @@ class Store {
         std::vector<Term*> items;
         Term* result;
     };
-
-    void look_at_clock();
 
     template <class Equal, class Fill>
     Term* intern(std::uint64_t hash, Equal equal, Fill fill);
@@ -226,6 +241,10 @@ class Store {
     };
     BestMember best_member(ObjectMoves& moves, const Term& term);
 
+    void hold_pairs(std::size_t count) {
+        if (count > kFew) hold(40 * (count - kFew));
+    }
+
     void settle_form(Term* term);
     template <class Function>
     void for_each_beginning(Term* term, Function function);
@@ -256,6 +275,7 @@ class Store {
     std::vector<Term*> table_;
     std::size_t num_interned_ = 0;
     std::size_t num_survivors_ = 0;
+    std::size_t held_ = 0;  // bytes, since the last sweep
     std::uint32_t next_serial_ = 1;
     std::uint32_t stamp_ = 0;
     std::vector<std::unique_ptr<WordList>> word_lists_;

@@ -376,6 +376,7 @@ std::vector<std::string> Store::first_texts(Term* value, std::size_t count) {
     if (is_empty(value)) return texts;
     using Entry = std::tuple<Count, std::string, std::uint32_t, Term*>;
     std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> queue;
+    std::size_t num_bytes = 0;
     queue.emplace(min_bytes(value), "", value->serial, value);
     while (!queue.empty() && texts.size() < count) {
         const auto [length, text, serial, term] = queue.top();
@@ -385,12 +386,17 @@ std::vector<std::string> Store::first_texts(Term* value, std::size_t count) {
         for (const Pair& pair : parts(term)) {
             Term* after = pair.after;
             const Count longer = add(static_cast<Count>(text.size()) + 1, min_bytes(after));
+            // Each of them begins a text, so that no more than `count` are needed.
+            std::size_t num_begun = 0;
             pair.bits.for_each([&](std::uint8_t byte) {
-                spend();
+                if (num_begun++ >= count) return;
                 queue.emplace(longer, text + static_cast<char>(byte), after->serial, after);
+                hold(text.size());
+                num_bytes += text.size();
             });
         }
     }
+    held_ -= num_bytes;
     return texts;
 }
 

@@ -517,15 +517,16 @@ def test_a_hostile_pattern_ends_in_masks(pattern: str) -> None:
         ("(?:^a|b){0,100000}", "more than 20000 places"),
         ("(?:.(?<=a.{12}))*", "more than 5000 states"),
         (".*(?<=a.{30})b", "more than 5000 states"),
-        ("(?=(?:a{31})*$)(?=(?:a{37})*$)(?=(?:a{41})*$)(?=(?:a{43})*$)b*a+", "more than 0.2 s"),
+        (
+            "(?=(?:a{31})*$)(?=(?:a{37})*$)(?=(?:a{41})*$)(?=(?:a{43})*$)b*a+",
+            "more than 100000 terms",
+        ),
     ],
 )
 def test_a_pattern_beyond_the_limits_is_refused_with_the_limit(pattern: str, message: str) -> None:
-    small = GrammarCompiler(vocabulary, limits=Limits(compile_seconds=0.2, mask_seconds=0.2))
-    if "0.2" not in message:
-        small = compiler
+    patient = GrammarCompiler(vocabulary, limits=Limits(compile_seconds=60.0))
     with pytest.raises(GrammarTooComplex, match=message):
-        small.compile_regex(pattern)
+        patient.compile_regex(pattern)
 
 
 def test_a_pattern_has_the_same_language_with_and_without_its_escapes() -> None:
