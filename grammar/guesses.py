@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from palmette.grammar.errors import GrammarTooComplex
+
 _MAX_PLACES = 1 << 14  # that are remembered; then all is forgotten
 _MOST_TRUST = 3
 
@@ -78,19 +80,24 @@ class Guesses:
         """
         start = matcher.num_tokens
         ahead: list[Guess] = []
-        for token_id in first[:limit]:
-            if not matcher.accept(token_id):
-                break
-            ahead.append(Guess(token_id, True))
-        seen: set[int] = set()
-        while len(ahead) < limit:
-            state = matcher.state()
-            guess, trust = self._known.get(state, (None, 0))
-            if state in seen or guess is None or not trust:  # how often it goes round is unknown
-                break
-            if not matcher.accept(guess.token_id):
-                break
-            seen.add(state)
-            ahead.append(guess)
-        matcher.rollback(matcher.num_tokens - start)
+        try:
+            for token_id in first[:limit]:
+                if not matcher.accept(token_id):
+                    break
+                ahead.append(Guess(token_id, True))
+            seen: set[int] = set()
+            while len(ahead) < limit:
+                state = matcher.state()
+                guess, trust = self._known.get(state, (None, 0))
+                # How often it goes round is unknown.
+                if state in seen or guess is None or not trust:
+                    break
+                if not matcher.accept(guess.token_id):
+                    break
+                seen.add(state)
+                ahead.append(guess)
+        except GrammarTooComplex:  # the text itself need not come there
+            pass
+        finally:
+            matcher.rollback(matcher.num_tokens - start)
         return tuple(ahead)

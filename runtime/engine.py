@@ -115,6 +115,14 @@ class Ahead:
     guessed: list[int]
     rows: dict[int, torch.Tensor]
 
+    @classmethod
+    def of(
+        cls, sequence: GenerationSequence, num_guessed: int, rows: dict[int, torch.Tensor]
+    ) -> Ahead:
+        """Before the sequence goes on."""
+        start = len(sequence.token_ids)
+        return cls(sequence, start, sequence.ids_between(start, start + num_guessed), rows)
+
     def num_right(self) -> int:
         """How many of the guesses are the sequence's tokens now."""
         token_ids = self.sequence.token_ids
@@ -661,24 +669,24 @@ class Engine:
             sequence = item.sequence
             if sequence.status is not Status.RUNNING:
                 continue  # its group failed in this very step
-            num_tokens = len(sequence.token_ids)
-            is_drawn_from = item.end >= num_tokens
-            guessed = sequence.ids_between(num_tokens, item.end)
-            self._counters.guessed_tokens += len(guessed)
-            self._note_computed(sequence, item.num_tokens - len(guessed))
+            num_guessed = max(0, item.end - len(sequence.token_ids))
+            if num_guessed and isinstance(sequence, GenerationSequence):
+                ahead.append(Ahead.of(sequence, num_guessed, outcome.rows_ahead))
+                self._counters.guessed_tokens += num_guessed
+            self._note_computed(sequence, item.num_tokens - num_guessed)
             if isinstance(sequence, ScoringSequence):
                 if outcome.error is not None:
                     self._fail(sequence, outcome.error)
                 else:
                     self._advance_scoring(sequence, outcome, now)
             elif isinstance(sequence, GenerationSequence):
-                if is_drawn_from:  # else they are still to be computed
-                    sequence.keep_guesses(0)
-                if guessed:
-                    ahead.append(Ahead(sequence, num_tokens, guessed, outcome.rows_ahead))
                 self._advance_generation(sequence, outcome, now)
-        while ahead:
-            ahead = self._go_on(ahead, now)
+        going = ahead
+        while going:
+            going = self._go_on(going, now)
+        for each in ahead:
+            if each.sequence.status is Status.RUNNING:
+                self._kv.shrink(each.sequence)
 
     def _note_computed(self, sequence: Sequence, num_tokens: int) -> None:
         recomputed = sequence.tally.recomputed
@@ -718,8 +726,7 @@ class Engine:
             for sequence, token in zip(sequences, drawn, strict=True):
                 outcome = Outcome()
                 outcome.take(token)
-                sequence.tally.confirmed += 1
-                sequence.keep_guesses(0)
+                sequence.tally.confirmed += outcome.error is None
                 self._advance_generation(sequence, outcome, now)
         return goes_on
 
@@ -836,6 +843,7 @@ class Engine:
             self._append(sequence, sampled)
         else:
             limit = sequence.num_tokens_left
+            sequence.keep_guesses(0)  # they were for before
             self._follow(sequence, lambda: text.draw(token_id, limit))
 
     def _append(self, sequence: GenerationSequence, sampled: SampledToken) -> None:

@@ -129,11 +129,11 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Those to be computed next, guesses among them."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def num_guesses(self) -> int:
+        """How many more could be computed on the chance that they come."""
         return 0
 
     def keep_guesses(self, limit: int) -> None:
@@ -230,10 +230,6 @@ class GenerationSequence(Sequence):
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     ending: tuple[FinishReason, str | int | None] | None = None
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) + len(self.guesses) - self.num_computed_tokens
 
     @property
     def num_guesses(self) -> int:

@@ -203,6 +203,13 @@ class KVManager:
             sequence.page_ids += pages
         return True
 
+    def shrink(self, sequence: Sequence) -> None:
+        """Take back the pages that none of its tokens needs: those of wrong guesses."""
+        needed = self.num_pages_for(len(sequence.token_ids))
+        if len(sequence.page_ids) > needed:
+            self.cache.pages.free(sequence.page_ids[needed:])
+            del sequence.page_ids[needed:]
+
     def publish(self, sequence: Sequence) -> None:
         """Share the whole pages that have been computed.
 

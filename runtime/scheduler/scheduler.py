@@ -54,7 +54,7 @@ class Pages(HeldPages, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlannedWork:
-    """`sequence` computes its next `num_tokens` tokens."""
+    """`sequence` computes its next `num_tokens` tokens, guesses among them."""
 
     sequence: Sequence
     num_tokens: int
@@ -125,7 +125,6 @@ class Scheduler:
         decoding one; then waiting ones in order, unless pages ran short.
         """
         plan = Plan(self.config.max_batch_tokens)
-        self._limit_guesses()
         unplanned = deque(sorted(self.running, key=lambda s: s.num_uncomputed_tokens))
         while unplanned and plan.token_budget:
             sequence = unplanned.popleft()
@@ -135,6 +134,8 @@ class Scheduler:
             self._admit_waiting(plan)
             if not self.running:
                 self._admit_first(plan)
+        if self.config.max_guesses:
+            self._plan_guesses(plan)
         return plan
 
     def finish(self, sequence: Sequence, *, keep: bool = True, goes_on: bool = False) -> None:
@@ -159,10 +160,6 @@ class Scheduler:
         """
         num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
         while not self._pages.grow(sequence, num_tokens):
-            if sequence.num_guesses:  # nobody makes room for them
-                sequence.keep_guesses(0)
-                num_tokens = min(sequence.num_uncomputed_tokens, plan.token_budget)
-                continue
             if self.programs.give_up(self._clock(), keep=sequence.program):
                 continue
             victim = unplanned.pop() if unplanned else sequence
@@ -171,18 +168,23 @@ class Scheduler:
                 return False
         return True
 
-    def _limit_guesses(self) -> None:
-        """So many in all, those of whoever came first before others'."""
-        num_left = self.config.max_guesses
-        for sequence in self.running:
+    def _plan_guesses(self, plan: Plan) -> None:
+        """Behind what is computed in any case, in the room that this leaves."""
+        num_left = min(self.config.max_guesses, plan.token_budget)
+        for index, item in enumerate(plan.work):
+            sequence = item.sequence
+            if not sequence.num_guesses or item.num_tokens < sequence.num_uncomputed_tokens:
+                continue
             sequence.keep_guesses(num_left)
+            if not self._pages.grow(sequence, item.num_tokens + sequence.num_guesses):
+                sequence.keep_guesses(0)
+            plan.work[index] = PlannedWork(sequence, item.num_tokens + sequence.num_guesses)
             num_left -= sequence.num_guesses
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         self._pages.release(sequence)
         self.running.remove(sequence)
         sequence.num_computed_tokens = 0
-        sequence.keep_guesses(0)
         sequence.tally.num_preemptions += 1
         sequence.move_to(Status.WAITING)
         self.waiting.resume(sequence)
