@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from palmette.grammar.terms import CONTEXT_FREE, Kind, Table, Term
@@ -12,7 +13,8 @@ from palmette.grammar.terms import CONTEXT_FREE, Kind, Table, Term
 if TYPE_CHECKING:
     from palmette.grammar.term_store import TermStore
 
-# Steps of all recipes that are kept, some hundred bytes each.
+# Steps of all recipes that are kept, some hundred bytes each; one with many words or moves counts
+# for several.
 _MAX_STEPS = 100_000
 
 
@@ -38,8 +40,17 @@ class Recipe:
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
 
-    def __len__(self) -> int:
-        return len(self.steps)
+    @cached_property
+    def size(self) -> int:
+        """How much memory it takes, in steps of the ordinary size."""
+        return sum(
+            1
+            + sum(map(len, each.words)) // 64
+            + len(each.words) // 4
+            + (len(each.shortest) // 256 if each.shortest else 0)
+            + (sum(map(len, each.table.moves)) // 2 if each.table else 0)
+            for each in self.steps
+        )
 
 
 def recipe_of(root: Term, anything: Term, characters: set[Term]) -> Recipe | None:
@@ -156,13 +167,13 @@ class Recipes:
 
     def _keep(self, key: Hashable, recipe: Recipe) -> None:
         with self._lock:
-            if key in self._known or len(recipe) > self._max_steps // 16:
+            if key in self._known or recipe.size > self._max_steps // 16:
                 return
             self._known[key] = recipe
-            self._num_steps += len(recipe)
+            self._num_steps += recipe.size
             while self._num_steps > self._max_steps:
                 _, oldest = self._known.popitem(last=False)
-                self._num_steps -= len(oldest)
+                self._num_steps -= oldest.size
 
 
 # For all grammars of the process.

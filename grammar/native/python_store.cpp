@@ -486,7 +486,7 @@ void bind_store(py::module_& module) {
 
     py::class_<Recipe, std::shared_ptr<Recipe>>(module, "Recipe",
                                                 "A regular term as data, for other stores.")
-        .def("__len__", &Recipe::size);
+        .def_property_readonly("size", &Recipe::size);
 
     py::class_<PythonStore>(module, "TermStore", setup,
                             "Makes terms, keeps equal ones equal, and derives them.")
@@ -503,6 +503,7 @@ void bind_store(py::module_& module) {
              [](PythonStore& s, double seconds) { s.core().start_clock(seconds); })
         .def("share_clock",
              [](PythonStore& s, PythonStore& other) { s.core().share_clock(other.core()); })
+        .def_property_readonly("load", [](PythonStore& s) { return s.core().load(); })
         .def("look", [](PythonStore& s) { s.core().look(); })
         .def("hold",
              [](PythonStore& s, Py_ssize_t num_bytes) { s.core().hold(static_cast<std::size_t>(num_bytes)); })

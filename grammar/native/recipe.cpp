@@ -48,6 +48,19 @@ std::unique_ptr<Recipe> Recipe::of(const Store& store, Term* root) {
     return recipe;
 }
 
+std::size_t Recipe::size() const {
+    std::size_t num_steps = steps_.size();
+    for (const Step& step : steps_) {
+        std::size_t num_bytes = 0;
+        for (const auto& word : step.words) num_bytes += word.size();
+        std::size_t num_moves = 0;
+        for (const auto& each : step.moves) num_moves += each.size();
+        num_steps += num_bytes / 64 + step.words.size() / 4 + num_moves / 2;
+        if (step.shortest) num_steps += step.shortest->size() / 256;
+    }
+    return num_steps;
+}
+
 Term* Recipe::follow(Store& store) const {
     std::vector<Term*> made;
     made.reserve(steps_.size());

@@ -19,7 +19,8 @@ class Recipe {
     // in the middle of an automaton.
     static std::unique_ptr<Recipe> of(const Store& store, Term* term);
 
-    std::size_t size() const { return steps_.size(); }
+    // How much memory it takes, in steps of the ordinary size.
+    std::size_t size() const;
 
     // The term in a store with the same alphabet.
     Term* follow(Store& store) const;

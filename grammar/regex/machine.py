@@ -32,6 +32,7 @@ from palmette.grammar.terms import Term
 _MAX_PLACES = 20_000  # of an expression, with its repetitions written out
 _MAX_STATES = 5_000  # of an automaton over characters
 _MAX_BYTE_STATES = 100_000  # of the same automaton over bytes
+_MAX_STEPS = 1_000_000  # of the runs and of what they still ask for; about a second or two
 
 Spend = Callable[[int], None]
 
@@ -214,6 +215,7 @@ class _Builder:
         self._next: list[list[tuple[Node | None, int]]] = [[]]
         self._aheads: dict[Node, int] = {}
         self._memo: dict[tuple[_Demand, Context, int], _Demand | bool] = {}
+        self._num_steps = 0
         self._begin = self._place(node, _OVER)
 
     def whole(self) -> Machine:
@@ -276,6 +278,14 @@ class _Builder:
 
     # Runs
 
+    def _count(self, num_steps: int) -> None:
+        self._spend(num_steps)
+        self._num_steps += num_steps
+        if self._num_steps > _MAX_STEPS:
+            raise GrammarTooComplex(
+                f"a pattern with assertions that takes more than {_MAX_STEPS} steps to follow"
+            )
+
     def _settle(self, context: Context, runs: Iterable[_Run]) -> frozenset[_Run]:
         """The runs once everything is done that needs no character."""
         seen: set[_Run] = set()
@@ -286,7 +296,7 @@ class _Builder:
             if run in seen:
                 continue
             seen.add(run)
-            self._spend(1)
+            self._count(1)
             place, demands = run
             if place == _OVER or self._characters[place]:
                 settled.setdefault(place, []).append(demands)
@@ -327,7 +337,7 @@ class _Builder:
 
         A run that is over goes on where only its demands are left to be met.
         """
-        self._spend(1 + len(runs) // 4)
+        self._count(1 + len(runs) // 4)
         after = self._contexts.after(context, character_class)
         moved: list[_Run] = []
         for place, demands in runs:
@@ -344,6 +354,7 @@ class _Builder:
     ) -> frozenset[_Demand] | None:
         """What is still asked for after one more character; None if that cannot be met."""
         left = []
+        self._count(len(demands))
         for demand in demands:
             key = (demand, context, character_class)
             known = self._memo.get(key)

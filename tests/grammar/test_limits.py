@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import tracemalloc
 from typing import Any
 
@@ -15,10 +16,19 @@ from palmette.grammar import (
     UnsatisfiableGrammar,
     UnsupportedGrammar,
 )
+from palmette.grammar.json_schema.document import Document, spend_on
+from palmette.grammar.json_schema.logic import Logic
+from palmette.grammar.json_schema.schemas import Schemas
+from palmette.grammar.json_schema.strings import Strings
 from palmette.grammar.mask import Body, SharedMasks, TokenSet
+from palmette.grammar.recipes import Recipes
+from palmette.grammar.term_store import TermStore
+from palmette.grammar.terms import Term
 from palmette.grammar.testing import accepts, allowed, byte_vocabulary, mask_of
 
 vocabulary = byte_vocabulary([b"ab", b"aa", b'","', b"[[", b"ba" * 20])
+
+PATIENT = {"compile_seconds": 60.0, "mask_seconds": 60.0}
 
 
 def compiler(**limits: Any) -> GrammarCompiler:
@@ -126,6 +136,104 @@ def test_time_runs_out_for_the_grammar_that_takes_it_and_for_no_other() -> None:
     other = shared.compile_regex("a+").matcher()
     assert other.accept(ord("a"))
     assert ord("a") in allowed(other, vocabulary)
+
+
+def store(**limits: Any) -> TermStore:
+    return compiler(**limits)._machine.store()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "minLength": 1, "pattern": f"^{HOPELESS}$"},
+        {"propertyNames": {"pattern": f"^{HOPELESS}$"}, "minProperties": 1},
+    ],
+)
+def test_a_search_ends_at_the_limit_of_terms_wherever_it_is_made(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarTooComplex, match="more than 2000 terms at once"):
+        compiler(max_terms=2000, **PATIENT).compile_regex(HOPELESS)
+    with pytest.raises(GrammarTooComplex, match="more than 2000 terms at once"):
+        compiler(max_terms=2000, **PATIENT).compile_json_schema(schema)
+
+
+def test_what_grammars_share_is_made_within_the_time_of_the_one_that_needs_it() -> None:
+    def working(kitchen: TermStore) -> Term:
+        for _ in range(10):
+            kitchen.spend(1000)
+        return kitchen.epsilon
+
+    hurried = store()
+    hurried.start_clock(1e-9)
+    with pytest.raises(GrammarTooComplex, match="needs more than 1e-09 s of work"):
+        Recipes().term(hurried, "anything", working)
+    hurried.start_clock(60.0)
+    assert Recipes().term(hurried, "anything", working) is hurried.epsilon
+
+
+def test_time_runs_from_where_a_compile_begins() -> None:
+    schema = json.dumps({"description": "x" * 1_000_000, "enum": [[i] for i in range(500)]})
+    with pytest.raises(GrammarTooComplex, match="needs more than 1e-06 s of work"):
+        compiler(compile_seconds=1e-6).compile_json_schema(schema)
+
+
+def test_a_term_with_many_items_or_moves_counts_for_several() -> None:
+    many = store()
+    words = [many.literal(b"%d" % i + b"x" * i) for i in range(3000)]
+    before = many.load, len(many)
+    wide = many.alternation([many.sequence(many.byte_set(6), each) for each in words])
+    assert many.load - before[0] > len(many) - before[1] + 20
+    before = many.load, len(many)
+    list(many.parts(wide))
+    assert many.load - before[0] > len(many) - before[1] + 100
+    long = byte_vocabulary([b"a" * 300])
+    limited = GrammarCompiler(long, limits=Limits(max_terms=3000, **PATIENT))
+    small = limited.compile_regex(".?" * 400).matcher()
+    with pytest.raises(GrammarTooComplex, match="more than 3000 terms at once"):
+        mask_of(small, long)
+
+
+def test_a_long_shortest_text_is_not_kept_once_for_each_of_its_ends() -> None:
+    many = store(max_terms=1_000_000, **PATIENT)
+    letter = many.byte_set(6 << 96)  # a, b
+    cycles = (many.repeat(many.repeat(letter, n, n), 0, None) for n in (7, 11, 13, 17))
+    term = many.both(*cycles, many.sequence(letter, many.anything))
+    assert many.shortest(term) == b"a" * 7 * 11 * 13 * 17
+    assert many.min_bytes(term) == 7 * 11 * 13 * 17
+    assert many.load < 2 * len(many)
+
+
+def test_texts_of_which_none_may_come_twice_are_held_only_while_they_are_looked_for() -> None:
+    limited = compiler(max_terms=2000, **PATIENT)
+    schema: dict[str, Any] = {"type": "array", "uniqueItems": True, "minItems": 3}
+    schema["items"] = {"type": "string", "minLength": 5000}
+    with pytest.raises(GrammarTooComplex, match="more than 2000 terms at once"):
+        limited.compile_json_schema(schema)
+    schema["items"] = {"type": "string", "minLength": 50}
+    matcher = limited.compile_json_schema(schema).matcher()
+    assert allowed(matcher, vocabulary) == [ord("[")]
+
+
+def test_values_are_paid_for_one_by_one() -> None:
+    spent: list[int] = []
+    spend_on([[1] * 500, {"a": {"b": [2] * 500}}], spent.append)
+    assert 450 < sum(spent) < 550
+    spent = []
+    claims = Schemas(Document({"allOf": [{"minimum": i} for i in range(100)]}), spent.append)
+    root = claims.root().schema
+    for i in range(100):
+        claims.below(root, "allOf", i)
+    assert sum(spent) > 500
+
+
+def test_cases_of_a_schema_count_as_memory() -> None:
+    many = store(**PATIENT)
+    either = [{"anyOf": [{"required": [f"a{i}"]}, {"required": [f"b{i}"]}]} for i in range(10)]
+    schema = {"allOf": [*either, *({"minProperties": i} for i in range(100))]}
+    schemas = Schemas(Document(schema), many.spend)
+    logic = Logic(schemas, Strings(many), 2000)
+    before = many.load, len(many)
+    assert len(logic.conjunctions((schemas.root(),), "object")) == 1024
+    assert many.load - before[0] > len(many) - before[1] + 1024 * 100 * 8 // 1024 - 2
 
 
 def test_states_and_terms_are_bounded_over_a_long_output() -> None:

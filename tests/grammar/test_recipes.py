@@ -120,3 +120,23 @@ def test_nothing_is_kept_of_what_cannot_be_made() -> None:
     recipes.term(TermStore(Limits(max_alternatives=9)), "words", make)
     with pytest.raises(GrammarTooComplex, match="more than 8 alternatives"):
         recipes.term(TermStore(Limits(max_alternatives=8)), "words", make)
+
+
+def test_a_recipe_with_many_moves_or_words_counts_for_several_steps(
+    make: Callable[..., TermStore],
+) -> None:
+    store = make(Limits())
+    small = store.recipe(store.repeat(store.byte_set(bits_of(b"a")), 3, 9))
+    assert small is not None
+    assert small.size == 2
+    states = 400
+    moves = [[(bits_of(b"a"), (i + 1) % states), (bits_of(b"b"), 0)] for i in range(states)]
+    table = store.recipe(store.table([i == 7 for i in range(states)], moves))
+    assert table is not None
+    assert table.size >= states
+    words = store.recipe(store.words([b"%d" % i + b"x" * 60 for i in range(400)]))
+    assert words is not None
+    assert words.size >= 400
+    kept = Recipes(max_steps=1600)
+    kept.term(make(Limits()), "words", lambda kitchen: kitchen.follow(words))
+    assert len(kept) == 0

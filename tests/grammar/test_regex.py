@@ -529,6 +529,16 @@ def test_a_pattern_beyond_the_limits_is_refused_with_the_limit(pattern: str, mes
         patient.compile_regex(pattern)
 
 
+def test_a_pattern_whose_assertions_take_long_to_follow_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pattern = "(?:(?=.*a.{5})(?!.*b.{4}a)[ab])*"
+    GrammarCompiler(vocabulary).compile_regex(pattern)
+    monkeypatch.setattr("palmette.grammar.regex.machine._MAX_STEPS", 500)
+    with pytest.raises(GrammarTooComplex, match="takes more than 500 steps to follow"):
+        GrammarCompiler(vocabulary).compile_regex(pattern)
+
+
 def test_a_pattern_has_the_same_language_with_and_without_its_escapes() -> None:
     letters = "abc_01"
     plain = compiler.compile_regex(f"(?:{letters}|b{letters}|x)y")
