@@ -5,6 +5,7 @@
 // nothing pinned leads to it; references to terms stay valid in between.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -290,6 +291,7 @@ class Store {
     double seconds_ = std::numeric_limits<double>::infinity();
     double deadline_ = -1;  // below 0: the clock has not been looked at
     double last_pause_ = -1;
+    std::chrono::steady_clock::time_point looked_at_;
     std::size_t work_ = 0;
     int depth_ = 0;
 
