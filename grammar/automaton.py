@@ -145,7 +145,8 @@ class Automaton:
 
     def accepts(self, state: int, text: Iterable[int]) -> bool:
         """Whether the text is complete after the bytes."""
-        return bool(self.nullable[self.follow(state, text)])
+        last = self.follow(state, text)  # the arrays may be others after it
+        return bool(self.nullable[last])
 
     def _fill_row(self, state: int) -> None:
         row = np.zeros(256, np.int32)

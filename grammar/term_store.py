@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 
+from palmette.grammar.clock import work_seconds
 from palmette.grammar.distinct import distinct_items, distinct_names
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
@@ -134,7 +134,7 @@ class TermStore:
         patience = current_patience()
         if patience is not None:
             patience.look()
-        now = time.thread_time()
+        now = work_seconds()
         if self._deadline is None:
             self._deadline = now + self._seconds
         elif now > self._deadline:

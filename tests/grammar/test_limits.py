@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import json
+import time
 import tracemalloc
 from typing import Any
 
@@ -16,6 +18,7 @@ from palmette.grammar import (
     UnsatisfiableGrammar,
     UnsupportedGrammar,
 )
+from palmette.grammar.clock import work_seconds
 from palmette.grammar.json_schema.document import Document, spend_on
 from palmette.grammar.json_schema.logic import Logic
 from palmette.grammar.json_schema.schemas import Schemas
@@ -158,20 +161,38 @@ def test_a_search_ends_at_the_limit_of_terms_wherever_it_is_made(schema: dict[st
 
 def test_what_grammars_share_is_made_within_the_time_of_the_one_that_needs_it() -> None:
     def working(kitchen: TermStore) -> Term:
-        for _ in range(10):
+        for _ in range(1_000_000):
             kitchen.spend(1000)
-        return kitchen.epsilon
+        raise AssertionError("it had no time")
 
     hurried = store()
     hurried.start_clock(1e-9)
     with pytest.raises(GrammarTooComplex, match="needs more than 1e-09 s of work"):
         Recipes().term(hurried, "anything", working)
     hurried.start_clock(60.0)
-    assert Recipes().term(hurried, "anything", working) is hurried.epsilon
+    assert Recipes().term(hurried, "nothing", lambda kitchen: kitchen.empty) is hurried.empty
+
+
+def test_collecting_the_garbage_of_the_process_is_not_the_work_of_a_grammar() -> None:
+    garbage: list[object] = [[] for _ in range(100_000)]
+    before = time.thread_time() - work_seconds()
+    gc.collect()
+    collected = time.thread_time() - work_seconds() - before
+    assert collected > 0
+    gc.collect(0)
+    assert time.thread_time() - work_seconds() - before < 2 * collected
+    assert len(garbage) == 100_000
+
+
+def test_a_table_of_states_may_grow_while_a_text_is_followed() -> None:
+    python = GrammarCompiler(vocabulary, machine="python").compile_regex("a{5000}")
+    start = python.automaton.state_of(python.start)
+    assert python.automaton.accepts(start, b"a" * 5000)
+    assert not python.automaton.accepts(start, b"a" * 4999)
 
 
 def test_time_runs_from_where_a_compile_begins() -> None:
-    schema = json.dumps({"description": "x" * 1_000_000, "enum": [[i] for i in range(500)]})
+    schema = json.dumps({"description": "x" * 1_000_000, "enum": [[i] for i in range(5000)]})
     with pytest.raises(GrammarTooComplex, match="needs more than 1e-06 s of work"):
         compiler(compile_seconds=1e-6).compile_json_schema(schema)
 
