@@ -53,10 +53,16 @@ class Guesses:
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, matcher: GuessMatcher, token_ids: Sequence[int]) -> None:
-        """These came last in the text of the matcher: one that was drawn, and forced ones after."""
+    def note(
+        self, matcher: GuessMatcher, token_ids: Sequence[int], *, limit: int | None = None
+    ) -> None:
+        """These came last in the text of the matcher: one that was drawn, and forced ones after.
+
+        Only the first `limit` are remembered: no more are ever guessed at once, and where tokens
+        are forced, no guess begins.
+        """
         num_tokens = len(token_ids)
-        for index, token_id in enumerate(token_ids):
+        for index, token_id in enumerate(token_ids[:limit]):
             self._note(matcher.state(num_tokens - index), Guess(token_id, index == 0))
 
     def _note(self, state: int, came: Guess) -> None:

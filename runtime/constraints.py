@@ -258,7 +258,8 @@ class ConstrainedText:
                 raise AssertionError(f"token {token_id} was drawn against its mask")
             is_as_drawn = advance.num_kept == num_before and advance.token_ids[0] == token_id
             if self._guesses is not None and is_as_drawn:
-                self._guesses.note(cast(Matcher, self._walk.matcher), advance.token_ids)
+                matcher = cast(Matcher, self._walk.matcher)
+                self._guesses.note(matcher, advance.token_ids, limit=_MAX_GUESSED)
             return self._step(advance, num_before + limit)
 
     def finish(self, limit: int, num_bytes: int | None = None) -> Step:

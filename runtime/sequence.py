@@ -345,9 +345,12 @@ class GenerationSequence(Sequence):
     def logit_positions(self, start: int, end: int) -> list[int]:
         if self.request.sampling.max_tokens == 0:
             return []
-        last = len(self.token_ids) - 1
-        wanted = self.rows_wanted(start, min(end, last)) if self.keeps_rows else []
-        wanted += filter(self.draws_after, range(max(start, last), end))
+        num_tokens = len(self.token_ids)
+        wanted = self.rows_wanted(start, min(end, num_tokens - 1)) if self.keeps_rows else []
+        if end >= num_tokens and self.ending is None:
+            wanted.append(num_tokens - 1)
+            if end > num_tokens:
+                wanted += filter(self.draws_after, range(num_tokens, end))
         return wanted
 
     def rows_wanted(self, start: int, end: int) -> list[int]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.grammar import GrammarCompiler, Vocabulary
-from palmette.grammar.guesses import Guess, Guesses
+from palmette.grammar import GrammarCompiler, GrammarTooComplex, Vocabulary
+from palmette.grammar.guesses import Guess, Guesses, GuessMatcher
 from palmette.grammar.machine import MachineName
 
 SCHEMA = {
@@ -131,3 +131,49 @@ def test_looking_back_further_than_the_text_is_an_error(compiler: GrammarCompile
     for back in (-1, 2):
         with pytest.raises(IndexError, match="cannot look"):
             matcher.state(back)
+
+
+def test_no_more_of_a_forced_run_is_remembered_than_asked_for(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile_regex("[ab]xyzxyz")
+    guesses = Guesses()
+    matcher = grammar.matcher()
+    for token_id in ids("axyzxyz"):
+        assert matcher.accept(token_id)
+    guesses.note(matcher, ids("axyzxyz"), limit=4)
+    assert len(guesses) == 4
+    ahead = guesses.ahead(grammar.matcher(), 9)
+    assert [guess.token_id for guess in ahead] == ids("axyz")
+    assert [guess.is_drawn for guess in ahead] == [True, False, False, False]
+
+
+class Limited:
+    """A matcher that reaches a limit behind so many tokens."""
+
+    def __init__(self, matcher: GuessMatcher, num_tokens: int) -> None:
+        self._matcher = matcher
+        self._most = num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self._matcher.num_tokens
+
+    def accept(self, token_id: int) -> bool:
+        if self.num_tokens == self._most:
+            raise GrammarTooComplex("too many states")
+        return self._matcher.accept(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+    def state(self, back: int = 0) -> int:
+        return self._matcher.state(back)
+
+
+def test_a_limit_that_is_reached_on_the_way_ends_the_guesses_alone(
+    compiler: GrammarCompiler,
+) -> None:
+    matcher = compiler.compile_regex("[ab][cd][ef]").matcher()
+    limited = Limited(matcher, 2)
+    ahead = Guesses().ahead(limited, 9, first=ids("ace"))
+    assert [guess.token_id for guess in ahead] == ids("ac")
+    assert matcher.num_tokens == 0
