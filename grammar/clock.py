@@ -8,11 +8,18 @@ import time
 from typing import Any
 
 
-def work_seconds() -> float:
-    """Processor time that this thread has spent, but for collecting all garbage of the process.
+def begin_work() -> float:
+    """The same as `work_seconds`, at the beginning of an operation."""
+    _here.collecting = 0.0
+    return time.thread_time()
 
-    How long a full collection takes is up to all that lives in the process, not to the grammar that
-    happens to be worked on; a quarter of a second is common. Younger garbage is a grammar's own.
+
+def work_seconds() -> float:
+    """Processor time that this thread has spent, but for the first full collection of garbage.
+
+    How long that takes is up to all that lives in the process, not to the grammar that happens to
+    be worked on; a quarter of a second is common. An operation in which there are more of them
+    makes that garbage itself.
     """
     return time.thread_time() - _here.collecting
 
@@ -26,8 +33,8 @@ def _note(phase: str, info: dict[str, Any]) -> None:
     if info["generation"] == _OLDEST:
         if phase == "start":
             _here.began = time.thread_time()
-        else:
-            _here.collecting += time.thread_time() - _here.began
+        elif not _here.collecting:
+            _here.collecting = time.thread_time() - _here.began
 
 
 _OLDEST = 2

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from heapq import heappop, heappush
 
-from palmette.grammar.clock import work_seconds
+from palmette.grammar.clock import begin_work, work_seconds
 from palmette.grammar.distinct import distinct_items, distinct_names
 from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.limits import Limits
@@ -134,10 +134,9 @@ class TermStore:
         patience = current_patience()
         if patience is not None:
             patience.look()
-        now = work_seconds()
         if self._deadline is None:
-            self._deadline = now + self._seconds
-        elif now > self._deadline:
+            self._deadline = begin_work() + self._seconds
+        elif work_seconds() > self._deadline:
             raise GrammarTooComplex(f"the grammar needs more than {self._seconds:g} s of work")
 
     def check_size(self) -> None:
