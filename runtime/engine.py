@@ -706,8 +706,8 @@ class Engine:
             if sequence.status is not Status.RUNNING or sequence.num_computed_tokens < item.start:
                 continue  # it has ended, or tokens before the guesses were replaced
             num_right = item.num_right()
-            may_draw = sequence.mask is not None and sequence.ending is None
-            row = item.row_behind(num_right) if may_draw else None
+            # Without a mask the step that makes it is still under way.
+            row = item.row_behind(num_right) if sequence.mask is not None else None
             end = item.start + num_right
             if row is None:  # the token to draw behind is computed once more
                 end = min(end, len(sequence.token_ids) - 1)
