@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -41,6 +42,7 @@ from palmette.grammar.unfold import (
 
 _SHORT_WORD = 256
 _WORK_PER_LOOK = 256
+_SECONDS_BETWEEN_LOOKS = 0.0005
 _BYTES_PER_TERM = 1024
 _FEW = 8  # a term of ordinary size has no more items or moves
 # Texts of terms on the way to a long one are as many bytes together as its length squared.
@@ -67,6 +69,7 @@ class TermStore:
         self._characters: set[Term] = set()
         self._character_parts: set[Term] | None = None
         self._deadline: float | None = None
+        self._looked_at = 0.0
         self._seconds = math.inf
         self._work = 0
         self.empty = Term(Kind.EMPTY, False)
@@ -120,6 +123,7 @@ class TermStore:
         if other._deadline is None:
             other.look()
         self._seconds, self._deadline, self._work = other._seconds, other._deadline, 0
+        self._looked_at = other._looked_at
 
     def spend(self, work: int = 1) -> None:
         """Count work, and look now and then."""
@@ -131,6 +135,11 @@ class TermStore:
         """Look at the clock, which begins to run if it has not, and at what the terms take."""
         self._work = 0
         self.check_size()
+        # Processor time passes no faster than this, which costs far less to read.
+        wall = time.perf_counter()
+        if self._deadline is not None and wall - self._looked_at < _SECONDS_BETWEEN_LOOKS:
+            return
+        self._looked_at = wall
         patience = current_patience()
         if patience is not None:
             patience.look()
