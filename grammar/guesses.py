@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from palmette.grammar.errors import GrammarTooComplex
 
-_MAX_PLACES = 1 << 14  # that are remembered; then all is forgotten
+_MAX_PLACES = 1 << 13  # that are remembered; then all is forgotten
 _MOST_TRUST = 3
 
 

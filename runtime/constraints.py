@@ -49,7 +49,7 @@ _MAX_FORCED = 1 << 16
 # A longer chain of guesses is seldom right to its end.
 _MAX_GUESSED = 8
 # Whose guesses are remembered: as many salts.
-_MAX_SALTS = 64
+_MAX_SALTS = 16
 
 Mask = npt.NDArray[np.bool_]
 
