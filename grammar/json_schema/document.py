@@ -85,9 +85,14 @@ class Document:
 
     # Resources and references
 
+    @property
+    def is_one_resource(self) -> bool:
+        """Whether no part has an address of its own."""
+        return len(self._resources) == 1
+
     def resource_of(self, pointer: str) -> Resource:
         """The resource that the part at `pointer` belongs to."""
-        if len(self._resources) == 1:
+        if self.is_one_resource:
             return self._resources["#"]
         while pointer not in self._resources:
             pointer = pointer.rpartition("/")[0]

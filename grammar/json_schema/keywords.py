@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # A type of instances. Whether a number is an integer is a matter of its value.
@@ -87,6 +87,39 @@ _DRAFT_2020 = (_DRAFT_2019 - {"$recursiveRef", "additionalItems"}) | {"$dynamicR
 _UNDECLARED = _DRAFT_2020 | {"additionalItems", "nullable"}
 
 
+# They say something to people or tools, and nothing about which instances are valid.
+ANNOTATIONS = frozenset(
+    [
+        "$schema",
+        "$id",
+        "id",
+        "$comment",
+        "$defs",
+        "definitions",
+        "$vocabulary",
+        "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "title",
+        "description",
+        "default",
+        "discriminator",
+        "example",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
+        "externalDocs",
+        "xml",
+        "enumNames",
+        "markdownDescription",
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """What sets one version of JSON Schema apart from the others."""
@@ -98,6 +131,10 @@ class Dialect:
     has_item_lists: bool = False  # items may be a list of schemas
     has_boolean_bounds: bool = False  # exclusiveMinimum may be a boolean beside minimum
     has_numeric_bounds: bool = True  # exclusiveMinimum may be a number
+    known: frozenset[str] = field(init=False)  # the keywords, and those that say nothing
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", self.keywords | ANNOTATIONS)
 
 
 DRAFT_4 = Dialect(
@@ -132,35 +169,3 @@ DIALECTS = {
     "json-schema.org/draft/2020-12/schema": DRAFT_2020,
     "spec.openapis.org/oas/3.1/dialect/base": DRAFT_2020,
 }
-
-# They say something to people or tools, and nothing about which instances are valid.
-ANNOTATIONS = frozenset(
-    [
-        "$schema",
-        "$id",
-        "id",
-        "$comment",
-        "$defs",
-        "definitions",
-        "$vocabulary",
-        "$anchor",
-        "$dynamicAnchor",
-        "$recursiveAnchor",
-        "title",
-        "description",
-        "default",
-        "discriminator",
-        "example",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "externalDocs",
-        "xml",
-        "enumNames",
-        "markdownDescription",
-    ]
-)

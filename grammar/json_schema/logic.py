@@ -88,9 +88,8 @@ class Logic:
             if claim.holds and not _allows(schema, kind):
                 schema.formulas[key] = False
                 return False
-            self.store.spend(4)
+            self.store.spend(12)
             schema.is_open[key] = self._depth
-            self.store.spend(8)
             try:
                 make = self._positive if claim.holds else self._negative
                 found = schema.formulas[key] = make(schema, kind)
@@ -410,10 +409,9 @@ class Logic:
         below = self.schemas.below
         additional = "additionalProperties"
         return ObjectRule(
-            members={
-                name: below(schema, "properties", name)
-                for name in readers.mapping(schema, "properties")
-            },
+            members=self.schemas.each_below(schema, "properties")
+            if readers.mapping(schema, "properties")
+            else {},
             patterns=tuple(
                 (
                     (pattern, schema.where("patternProperties", pattern)),

@@ -39,8 +39,8 @@ class Objects:
         declared = _names_in(rules)
         members = []
         claims = self._claims(rules, declared)
+        logic.store.spend(len(declared) * (4 + len(demands)))
         for name in declared:
-            logic.store.spend(4 + len(demands))
             key = key_of(claims[name])
             parts: tuple[Part[Key], ...] = ()
             if key is not None:

@@ -123,8 +123,16 @@ def key_of(claims: Iterable[Claim]) -> Key | None:
     return tuple(kept)
 
 
-# What schemas say, by their identity: the schema, its dialect, and `_content` if there is one.
-_Contents = dict[int, tuple[dict[str, Json], Dialect, object]]
+class _Contents:
+    """What schemas say, as numbers, so that what contains another is compared at its own size."""
+
+    def __init__(self) -> None:
+        # By the schema's identity: the schema, its dialect, and `_content` if there is one.
+        self.known: dict[int, tuple[dict[str, Json], Dialect, int | None]] = {}
+        self._numbers: dict[object, int] = {}
+
+    def number_of(self, said: object) -> int:
+        return self._numbers.setdefault(said, len(self._numbers))
 
 
 class Schemas:
@@ -137,7 +145,7 @@ class Schemas:
         self.notes: dict[str, None] = {}
         self._known: dict[tuple[str, tuple[str, ...]], Claim] = {}
         self._equal: dict[object, Claim] = {}
-        self._contents: _Contents = {}
+        self._contents = _Contents()
         self._constants: dict[object, Claim] = {}
         self._is_dynamic = document.is_dynamic
 
@@ -145,6 +153,17 @@ class Schemas:
         """That the whole schema holds."""
         scope = self._entered((), "#")
         return self._claim("#", self.document.root, scope, self.document.resource_of("#").dialect)
+
+    def each_below(self, schema: Schema, keyword: str) -> dict[str, Claim]:
+        """As `below`, for all the subschemas that a mapping in `schema` names."""
+        mapping: dict[str, Json] = schema.value[keyword]
+        if self._is_dynamic or not self.document.is_one_resource:
+            return {name: self.below(schema, keyword, name) for name in mapping}
+        above = schema.where(keyword)
+        return {
+            name: self._claim(pointer_to(above, (name,)), value, schema.scope, schema.dialect)
+            for name, value in mapping.items()
+        }
 
     def below(self, schema: Schema, *tokens: str | int) -> Claim:
         """That the subschema in a part of `schema` holds."""
@@ -238,7 +257,7 @@ class Schemas:
             return self._followed(Schema(pointer, value, scope, dialect))
         comparable = scope if scope[:1] != (_SYNTHETIC,) else (_SYNTHETIC,)
         # Found already where it is part of what was compared.
-        known = self._contents.get(id(value))
+        known = self._contents.known.get(id(value))
         if known is None or known[0] is not value or known[1] is not dialect:
             known = (value, dialect, _content(value, dialect, [_COMPARED_PARTS], self._contents))
         content = (dialect.name, comparable, known[2])
@@ -267,6 +286,8 @@ class Schemas:
             schema = Schema(target, value, scope, dialect)
 
     def _note_unknown(self, pointer: str, value: dict[str, Json], dialect: Dialect) -> None:
+        if dialect.known.issuperset(value):
+            return
         for keyword in value:
             if (
                 keyword not in dialect.keywords
@@ -322,12 +343,16 @@ def _structure(value: Json) -> dict[str, Json]:
 
 
 def _content(
-    value: dict[str, Json], dialect: Dialect, parts: list[int], known: _Contents, depth: int = 0
-) -> object:
-    """Something hashable that is equal for schemas that say the same in the same order.
+    value: dict[str, Json],
+    dialect: Dialect,
+    parts: list[int],
+    contents: _Contents,
+    depth: int = 0,
+) -> int | None:
+    """A number that is the same for schemas that say the same in the same order.
 
     None if the schema is too large, or where it stands matters to what it says. What is found is
-    added to `known`, together with what is found of the schemas in it.
+    added to `contents`, together with what is found of the schemas in it.
     """
     if depth > _COMPARED_DEPTH:
         return None
@@ -341,12 +366,15 @@ def _content(
         if parts[0] < 0 or (keyword[0] == "$" and keyword != "$ref"):
             return None
         content: object
+        if type(each) is str:  # most are
+            found.append((keyword, ("value", ("string", each))))
+            continue
         if keyword in SINGLE and isinstance(each, dict):
-            content = _content(each, dialect, parts, known, depth + 1)
+            content = _content(each, dialect, parts, contents, depth + 1)
         elif keyword in LISTS and isinstance(each, list):
-            content = _all_content(each, dialect, parts, known, depth)
+            content = _all_content(each, dialect, parts, contents, depth)
         elif keyword in MAPS and isinstance(each, dict):
-            inner = _all_content(list(each.values()), dialect, parts, known, depth)
+            inner = _all_content(list(each.values()), dialect, parts, contents, depth)
             content = None if inner is None else (tuple(each), inner)
         else:
             if isinstance(each, (list, dict)):
@@ -360,19 +388,19 @@ def _content(
         if content is None:
             return None
         found.append((keyword, content))
-    said = tuple(found)
-    known[id(value)] = (value, dialect, said)
+    said = contents.number_of(tuple(found))
+    contents.known[id(value)] = (value, dialect, said)
     return said
 
 
 def _all_content(
-    schemas: list[Json], dialect: Dialect, parts: list[int], known: _Contents, depth: int
+    schemas: list[Json], dialect: Dialect, parts: list[int], contents: _Contents, depth: int
 ) -> tuple[object, ...] | None:
     found: list[object] = []
     for each in schemas:
         parts[0] -= 1
         content = (
-            _content(each, dialect, parts, known, depth + 1)
+            _content(each, dialect, parts, contents, depth + 1)
             if isinstance(each, dict)
             else ("value", identity(each))
         )
