@@ -34,8 +34,11 @@ class Document:
     to that address, and anchors belong to them.
     """
 
-    def __init__(self, root: Json) -> None:
-        """Raises InvalidGrammar if `root` is no schema, UnsupportedGrammar for another dialect."""
+    def __init__(self, root: Json, named: Sequence[dict[str, Json]] | None = None) -> None:
+        """`named` are all objects in it with members that could be names, if that is known.
+
+        Raises InvalidGrammar if `root` is no schema, UnsupportedGrammar for another dialect.
+        """
         if not isinstance(root, (dict, bool)):
             raise InvalidGrammar(
                 f"a schema is an object or a boolean, got {describe(root)}", pointer="#"
@@ -46,17 +49,30 @@ class Document:
         self._resources: dict[str, Resource] = {}  # by the pointer of the root
         self._by_address: dict[str, Resource] = {}
         self._add_resource("#", "", dialect)
-        self._index()
+        if named is None or any(each is not root for each in named):
+            self._index()
+        elif named:
+            self._note_names("#", root, self._resources["#"])
 
     @classmethod
     def read(cls, source: str) -> Document:
         """Parse JSON text. Numbers keep their exact decimal value."""
+        named: list[dict[str, Json]] = []
+
+        def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+            found = dict(pairs)
+            if len(found) < len(pairs):
+                _refuse_repeated(pairs)
+            if not _NAMING.isdisjoint(found):
+                named.append(found)
+            return found
+
         try:
             root = json.loads(
                 source,
                 parse_float=_decimal,
                 parse_constant=_refuse_constant,
-                object_pairs_hook=_unique,
+                object_pairs_hook=unique,
             )
         except RecursionError as error:
             raise GrammarTooComplex("the schema is nested too deeply") from error
@@ -64,7 +80,7 @@ class Document:
             raise
         except ValueError as error:
             raise InvalidGrammar(f"the schema is not JSON: {error}") from error
-        return cls(root)
+        return cls(root, named)
 
     def at(self, pointer: str) -> Json:
         """The part that `pointer` names; KeyError if there is none."""
@@ -382,12 +398,9 @@ def _refuse_constant(text: str) -> Json:
     raise ValueError(f"{text} is no JSON number")
 
 
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise InvalidGrammar(f"the schema names {name!r} twice in one object")
-            seen.add(name)
-    return found
+def _refuse_repeated(pairs: list[tuple[str, Json]]) -> None:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise InvalidGrammar(f"the schema names {name!r} twice in one object")
+        seen.add(name)
