@@ -51,7 +51,7 @@ class Document:
         self._add_resource("#", "", dialect)
         if named is None or any(each is not root for each in named):
             self._index()
-        elif named:
+        elif named and isinstance(root, dict):
             self._note_names("#", root, self._resources["#"])
 
     @classmethod
