@@ -302,6 +302,7 @@ class TermStore:
             return self.empty
         if len(items) == 1:
             return next(iter(items.values()))
+        self.spend(len(items) // 8)
         if len(items) > self.limits.max_alternatives:
             raise GrammarTooComplex(
                 f"more than {self.limits.max_alternatives} alternatives at one place"
@@ -592,6 +593,7 @@ class TermStore:
             pending.pop()
             if top.form is None:
                 pairs = _merged(self._derive(top))
+                self.spend(len(pairs) // 8)
                 top.form_sets = tuple(bits for bits, _ in pairs)
                 top.form = tuple(after for _, after in pairs)
                 self._hold_pairs(len(pairs))
@@ -624,7 +626,11 @@ class TermStore:
             return self._derive_sequence(term)
         if kind == Kind.ALTERNATION:
             self.spend(len(term.items))
-            return [pair for item in term.items for pair in self.form(item)]
+            pairs: list[Pair] = []
+            for item in term.items:
+                pairs += self.form(item)
+                self.spend(len(item.form or ()) // 8)
+            return pairs
         if kind == Kind.REPEAT:
             item = term.items[0]
             high = None if term.high is None else term.high - 1
