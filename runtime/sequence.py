@@ -132,6 +132,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def is_guessed(self) -> bool:
+        """Whether it may ever have guesses."""
+        return False
+
+    @property
     def num_guesses(self) -> int:
         """How many more could be computed on the chance that they come."""
         return 0
@@ -230,6 +235,10 @@ class GenerationSequence(Sequence):
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     ending: tuple[FinishReason, str | int | None] | None = None
+
+    @property
+    def is_guessed(self) -> bool:
+        return self.text is not None
 
     @property
     def num_guesses(self) -> int:

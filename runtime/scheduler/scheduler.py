@@ -108,6 +108,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.programs = Programs(pages, hold_seconds=config.max_think, max_wait=config.max_wait)
         self.knows_programs = config.policy == "program" and pages.prefix_cache
+        self._num_guessed = 0  # sequences, waiting or running, that may have guesses
         self._pages = pages
         self._clock = clock
         self._overdue_after = OVERDUE_SHARE * config.max_wait
@@ -117,6 +118,7 @@ class Scheduler:
         return bool(self.running) or len(self.waiting) > 0
 
     def add(self, sequence: Sequence) -> None:
+        self._num_guessed += sequence.is_guessed
         self.programs.added(sequence)  # which says where it goes on from
         self.waiting.add(sequence)
 
@@ -134,7 +136,7 @@ class Scheduler:
             self._admit_waiting(plan)
             if not self.running:
                 self._admit_first(plan)
-        if self.config.max_guesses:
+        if self._num_guessed and self.config.max_guesses:
             self._plan_guesses(plan)
         return plan
 
@@ -143,6 +145,7 @@ class Scheduler:
         held for its program if that `goes_on`.
         """
         handle = None
+        self._num_guessed -= sequence.is_guessed
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
             if keep and goes_on and sequence.program is not None:

@@ -132,6 +132,10 @@ class Guesser(Sequence):
     left: int = 8
 
     @property
+    def is_guessed(self) -> bool:
+        return True
+
+    @property
     def num_guesses(self) -> int:
         return self.left
 
@@ -169,6 +173,23 @@ def test_guesses_take_only_the_room_that_others_leave(
     planned = {item.sequence: item.num_tokens for item in plan.work}
     assert planned == {one: 1 + num_guesses, other: min(13, max_batch_tokens - 1)}
     assert one.left == num_guesses
+
+
+def test_nothing_is_planned_for_guesses_where_no_text_is_guessed() -> None:
+    engine = engine_of(KINDS[0])
+    plan_guesses = engine._scheduler._plan_guesses
+    planned = []
+    engine._scheduler._plan_guesses = lambda plan: planned.append(plan)  # type: ignore[method-assign]
+    (constrained, *_) = all_requests()
+    free = replace(constrained, request_id="free", constraint=None)
+    run(engine, free)
+    assert not planned
+    engine._scheduler._plan_guesses = plan_guesses  # type: ignore[method-assign]
+    run(engine, constrained)
+    assert engine.stats().guessed_tokens > 0
+    engine._scheduler._plan_guesses = lambda plan: planned.append(plan)  # type: ignore[method-assign]
+    run(engine, free)
+    assert not planned
 
 
 class ReadingModel:
