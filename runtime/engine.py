@@ -385,11 +385,13 @@ class Engine:
             sequence.output_counts = TokenCounts()
         if compiled is not None:
             self._check_budget(sequence, compiled)
+            # Logits that log-probabilities are told of are those of tokens that there are.
+            guesses = self.config.scheduler.max_guesses and sampling.logprobs is None
             sequence.text = compiled.text(
                 jumps=self.config.scheduler.jump_forward,
                 canonical=is_canonical,
                 stop_token_ids=sampling.stop_token_ids,
-                salt=request.salt if self.config.scheduler.max_guesses else None,
+                salt=request.salt if guesses else None,
             )
             sequence.growing = GrowingText(sampling.stop) if is_canonical else None
         self._live[request.request_id] = sequence

@@ -316,8 +316,7 @@ class GenerationSequence(Sequence):
         self.num_taken_back += len(replaced)
         self.num_final_tokens = step.num_final
         self.mask = step.mask
-        # Logits that log-probabilities are told of are those of tokens that there are.
-        self.guesses = () if self.keeps_rows else step.guesses
+        self.guesses = step.guesses
         if replaced:
             self.num_computed_tokens = min(self.num_computed_tokens, first)
             self.tally.high_water = min(self.tally.high_water, first)

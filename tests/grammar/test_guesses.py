@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palmette.grammar import GrammarCompiler, GrammarTooComplex, Vocabulary
+from palmette.grammar import (
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarTooComplex,
+    Matcher,
+    Vocabulary,
+)
 from palmette.grammar.guesses import Guess, Guesses, GuessMatcher
 from palmette.grammar.machine import MachineName
 
@@ -39,13 +45,19 @@ def ids(text: str) -> list[int]:
     return [WORDS.index(bytes([byte])) for byte in text.encode()]
 
 
+def taught(guesses: Guesses, grammar: CompiledGrammar, text: str) -> Matcher:
+    """A matcher behind the text, whose letters were drawn one by one."""
+    matcher = grammar.matcher()
+    for token_id in ids(text):
+        assert matcher.accept(token_id)
+        guesses.note(matcher, [token_id])
+    return matcher
+
+
 def test_the_next_property_is_guessed_whatever_the_values_were(compiler: GrammarCompiler) -> None:
     grammar = compiler.compile_json_schema(SCHEMA)
     guesses = Guesses()
-    matcher = grammar.matcher()
-    for token_id in ids('[{"name":"Ada","size":1'):
-        assert matcher.accept(token_id)
-        guesses.note(matcher, [token_id])
+    taught(guesses, grammar, '[{"name":"Ada","size":1')
     other = grammar.matcher()
     for token_id in ids('[{"name":"Bob"'):
         assert other.accept(token_id)
@@ -60,10 +72,7 @@ def test_the_next_property_is_guessed_whatever_the_values_were(compiler: Grammar
 def test_what_differs_each_time_is_not_guessed(compiler: GrammarCompiler) -> None:
     grammar = compiler.compile_json_schema(SCHEMA)
     guesses = Guesses()
-    matcher = grammar.matcher()
-    for token_id in ids('[{"name":"abcdefgh'):
-        assert matcher.accept(token_id)
-        guesses.note(matcher, [token_id])
+    matcher = taught(guesses, grammar, '[{"name":"abcdefgh')
     assert guesses.ahead(matcher, 8) == ()  # inside a string each place is the same
     for token_id in ids("hh"):
         assert matcher.accept(token_id)
@@ -87,10 +96,7 @@ def test_forced_tokens_are_guessed_as_such(compiler: GrammarCompiler) -> None:
 def test_likely_tokens_come_before_remembered_ones(compiler: GrammarCompiler) -> None:
     grammar = compiler.compile_choices(["(ab)", "{cd}"])
     guesses = Guesses()
-    matcher = grammar.matcher()
-    for token_id in ids("(ab)"):
-        assert matcher.accept(token_id)
-        guesses.note(matcher, [token_id])
+    taught(guesses, grammar, "(ab)")
     start = grammar.matcher()
     ahead = guesses.ahead(start, 8, first=ids("(a"))
     assert [guess.token_id for guess in ahead] == ids("(ab)")
