@@ -20,7 +20,7 @@ from palmette.grammar.errors import (
 )
 from palmette.grammar.json_schema import Document, emit
 from palmette.grammar.json_schema.document import to_source
-from palmette.grammar.json_schema.emit import Whitespace
+from palmette.grammar.json_schema.policy import Policy, Undeclared, Whitespace
 from palmette.grammar.limits import Limits
 from palmette.grammar.machine import MachineName, machine_for
 from palmette.grammar.regex import RegexSyntax, full_match, parse_regex
@@ -87,19 +87,19 @@ class GrammarCompiler:
         *,
         whitespace: Whitespace = "compact",
         order: Order = "declared",
+        undeclared: Undeclared = "allowed",
     ) -> CompiledGrammar:
         """The text is one JSON document that is valid under `schema` (a dict, bool or JSON text).
 
-        In `declared` order, properties come as the schema lists them and additional ones last; in
-        `any` order, as they like. `compact` has no whitespace; `flexible` allows, around structural
-        characters, a line end and up to 32 blanks.
+        `palmette.grammar.json_schema.policy.Policy` says what the options mean; only
+        `whitespace="flexible"` and `order="any"` together take every spelling that is valid.
         """
-        check_option("whitespace", whitespace, ("compact", "flexible"))
-        check_option("order", order, ("declared", "any"))
+        policy = Policy(whitespace, order, undeclared)
         source = to_source(schema)
         self._check_size(source)
-        kind = f"json_schema, {whitespace}, {order}"
-        return self._remember(kind, source, lambda: self._json_schema(source, whitespace, order))
+        return self._remember(
+            f"json_schema, {policy}", source, lambda: self._json_schema(source, policy)
+        )
 
     def check(
         self,
@@ -107,19 +107,19 @@ class GrammarCompiler:
         *,
         whitespace: Whitespace = "compact",
         order: Order = "declared",
+        undeclared: Undeclared = "allowed",
     ) -> Report:
         """All that can be said about a schema before it is used; nothing in it raises.
 
         Every refusal comes with its pointer, not only the first. See `Report`.
         """
-        check_option("whitespace", whitespace, ("compact", "flexible"))
-        check_option("order", order, ("declared", "any"))
+        policy = Policy(whitespace, order, undeclared)
         try:
             source = to_source(schema)
             self._check_size(source)
         except GrammarError as error:
             return Report(refusals=(Refusal("#", None, str(error)),))
-        return check_json_schema(source, self._machine, self._store(), whitespace, order)
+        return check_json_schema(source, self._machine, self._store(), policy)
 
     def compile_grammar(
         self, source: str, *, syntax: GrammarSyntax = "gbnf", start: str | None = None
@@ -147,14 +147,14 @@ class GrammarCompiler:
         *,
         whitespace: Whitespace = "compact",
         order: Order = "declared",
+        undeclared: Undeclared = "allowed",
     ) -> CompiledGrammar:
         """Free text in which triggers turn on constraints: see `palmette.grammar.structural`.
 
-        A mapping is read as the JSON that SGLang, vLLM and XGrammar take. `whitespace` and `order`
-        are for the JSON schemas that do not say themselves.
+        A mapping is read as the JSON that SGLang, vLLM and XGrammar take. The options are for the
+        JSON schemas that do not say themselves.
         """
-        check_option("whitespace", whitespace, ("compact", "flexible"))
-        check_option("order", order, ("declared", "any"))
+        policy = Policy(whitespace, order, undeclared)
         is_json = isinstance(tag, Mapping)
         source = to_source(tag) if isinstance(tag, Mapping) else repr(tag)
         self._check_size(source)
@@ -162,15 +162,15 @@ class GrammarCompiler:
         def compile_it() -> CompiledGrammar:
             store = self._store()
             root = read_structural_tag(tag) if isinstance(tag, Mapping) else tag
-            emitted = emit_structural_tag(root, store, whitespace, order)
+            emitted = emit_structural_tag(root, store, policy)
             return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
-        kind = f"structural_tag, {is_json}, {whitespace}, {order}"
+        kind = f"structural_tag, {is_json}, {policy}"
         return self._remember(kind, source, compile_it)
 
-    def _json_schema(self, source: str, whitespace: Whitespace, order: Order) -> CompiledGrammar:
+    def _json_schema(self, source: str, policy: Policy) -> CompiledGrammar:
         store = self._store()
-        emitted = emit(Document.read(source), store, whitespace, order)
+        emitted = emit(Document.read(source), store, policy)
         return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
     def _regex(self, pattern: str, syntax: RegexSyntax, flags: str) -> CompiledGrammar:

@@ -17,10 +17,9 @@ from palmette.grammar.errors import (
     UnsupportedGrammar,
 )
 from palmette.grammar.json_schema import Document, emit
-from palmette.grammar.json_schema.emit import Whitespace
+from palmette.grammar.json_schema.policy import Policy
 from palmette.grammar.machine import Machine
 from palmette.grammar.mask import BoolArray
-from palmette.grammar.structures import Order
 from palmette.grammar.term_store import TermStore
 
 _SHOWN_TOKENS = 4096  # of a shortest text; a longer one is only counted
@@ -69,9 +68,7 @@ class Report:
         return "\n".join(lines)
 
 
-def check_json_schema(
-    source: str, machine: Machine, store: TermStore, whitespace: Whitespace, order: Order
-) -> Report:
+def check_json_schema(source: str, machine: Machine, store: TermStore, policy: Policy) -> Report:
     """The report on a schema in JSON text. Whatever is wrong with it is in there."""
     start = time.thread_time()
     errors: list[GrammarError] = []
@@ -79,7 +76,7 @@ def check_json_schema(
     is_satisfiable: bool | None = None
     grammar: CompiledGrammar | None = None
     try:
-        emitted = emit(Document.read(source), store, whitespace, order, errors)
+        emitted = emit(Document.read(source), store, policy, errors)
         if not errors:
             grammar = machine.grammar(store, emitted.term)
             is_satisfiable = True

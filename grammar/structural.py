@@ -21,7 +21,7 @@ from palmette.grammar.errors import GrammarError, GrammarTooComplex, InvalidGram
 from palmette.grammar.json_schema import Document
 from palmette.grammar.json_schema import emit as emit_schema
 from palmette.grammar.json_schema.document import to_source
-from palmette.grammar.json_schema.emit import Whitespace
+from palmette.grammar.json_schema.policy import DEFAULT_POLICY, Policy, Undeclared, Whitespace
 from palmette.grammar.regex import RegexSyntax, full_match, parse_regex
 from palmette.grammar.spelling import Utf8
 from palmette.grammar.structures import Order
@@ -51,10 +51,14 @@ class JsonSchema:
     schema: Mapping[str, Any] | bool | str
     whitespace: Whitespace | None = None
     order: Order | None = None
+    undeclared: Undeclared | None = None
 
     def __post_init__(self) -> None:
-        check_option("whitespace", self.whitespace, (None, "compact", "flexible"))
-        check_option("order", self.order, (None, "declared", "any"))
+        self.policy(DEFAULT_POLICY)  # which raises ValueError for what is no option
+
+    def policy(self, default: Policy) -> Policy:
+        """The default, but for what is said here."""
+        return default.but(self.whitespace, self.order, self.undeclared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +166,20 @@ Format = (
 _MAX_WATCHED = 10_000  # characters of all strings that end free text
 
 
-def emit(
-    root: Format, store: TermStore, whitespace: Whitespace = "compact", order: Order = "declared"
-) -> Emitted:
-    """The texts of the format; `whitespace` and `order` are for schemas that do not say.
+def emit(root: Format, store: TermStore, policy: Policy = DEFAULT_POLICY) -> Emitted:
+    """The texts of the format; the policy is for what the schemas in it do not say.
 
     Raises InvalidGrammar, UnsupportedGrammar, UnsatisfiableGrammar, GrammarTooComplex.
     """
-    emitter = _Emitter(store, whitespace, order)
+    emitter = _Emitter(store, policy)
     return Emitted(emitter.term(root, "#", ()), tuple(emitter.notes))
 
 
 class _Emitter:
-    def __init__(self, store: TermStore, whitespace: Whitespace, order: Order) -> None:
+    def __init__(self, store: TermStore, policy: Policy) -> None:
         self.notes: list[str] = []
         self._store = store
-        self._whitespace = whitespace
-        self._order = order
+        self._policy = policy
         self._spelling = Utf8(store)
 
     def term(self, each: Format, where: str, stops: tuple[str, ...]) -> Term:
@@ -254,8 +255,7 @@ class _Emitter:
                 schema = emit_schema(
                     Document.read(to_source(each.schema)),
                     store,
-                    each.whitespace or self._whitespace,
-                    each.order or self._order,
+                    each.policy(self._policy),
                 )
                 self.notes += (f"{where}: {note}" for note in schema.notes)
                 return schema.term

@@ -9,11 +9,11 @@ and the formats that speak of tokens, are refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from palmette.grammar.ebnf import READERS
 from palmette.grammar.errors import InvalidGrammar, UnsupportedGrammar
-from palmette.grammar.json_schema.emit import Whitespace
+from palmette.grammar.json_schema.policy import Undeclared, Whitespace
 from palmette.grammar.regex import RegexSyntax
 from palmette.grammar.structural import (
     AnyText,
@@ -52,8 +52,9 @@ _TOKEN_FORMATS = frozenset(
     ["token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch"]
 )
 _OTHER_STYLES = frozenset(["qwen_xml_parameter"])
-_WHITESPACE: tuple[Whitespace | None, ...] = (None, "compact", "flexible")
-_ORDERS: tuple[Order | None, ...] = (None, "declared", "any")
+_WHITESPACE: tuple[Whitespace | None, ...] = (None, *get_args(Whitespace))
+_UNDECLARED: tuple[Undeclared | None, ...] = (None, *get_args(Undeclared))
+_ORDERS: tuple[Order | None, ...] = (None, *get_args(Order))
 _REGEX_SYNTAXES: tuple[RegexSyntax, ...] = ("ecma", "python")
 _MISSING: Any = object()
 
@@ -147,6 +148,7 @@ def _json_schema(fields: _Fields) -> Format:
         schema,
         fields.take_one_of("whitespace", _WHITESPACE, None),
         fields.take_one_of("order", _ORDERS, order),
+        fields.take_one_of("undeclared", _UNDECLARED, None),
     )
 
 

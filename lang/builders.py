@@ -31,6 +31,7 @@ from palmette.protocol import (
     JumpMode,
     OrderName,
     RegexSyntax,
+    UndeclaredName,
     WhitespaceName,
 )
 
@@ -71,6 +72,7 @@ def gen(
     grammar_syntax: GrammarSyntax | None = None,
     whitespace: WhitespaceName | None = None,
     property_order: OrderName | None = None,
+    undeclared_properties: UndeclaredName | None = None,
     grammar_backend: GrammarBackend | None = None,
     jump_forward: JumpMode | None = None,
     repetition_penalty: float | None = None,
@@ -86,8 +88,9 @@ def gen(
 
     `regex`, `json_schema`, `grammar`, `structural_tag` and `dtype` say what the whole text must be;
     see `output_of_schema` and `output_of_dtype` for the value that results. `ebnf` is a `grammar`
-    in GBNF. `choices` makes it a `select`. `regex_syntax`, `grammar_syntax`, `whitespace` and
-    `property_order` (of JSON), `grammar_backend` and `jump_forward` are options of these; see
+    in GBNF. `choices` makes it a `select`. `regex_syntax`, `grammar_syntax`, `whitespace`,
+    `property_order` and `undeclared_properties` (of JSON), `grammar_backend` and `jump_forward` are
+    options of these; see
     `protocol.Constraint` and `protocol.SamplingParams`. With `append`, the variable is a list to
     which the text is added. `seed` makes sampling repeatable, in every branch differently.
 
@@ -136,6 +139,7 @@ def gen(
         "grammar_syntax": grammar_syntax,
         "whitespace": whitespace,
         "property_order": property_order,
+        "undeclared_properties": undeclared_properties,
         "grammar_backend": grammar_backend,
     }
     given = {name: value for name, value in details.items() if value is not None}
@@ -316,6 +320,7 @@ _CONSTRAINED_BY = {
     "grammar_syntax": ("grammar",),
     "whitespace": ("json_schema", "structural_tag"),
     "property_order": ("json_schema", "structural_tag"),
+    "undeclared_properties": ("json_schema", "structural_tag"),
     "grammar_backend": ("regex", "json_schema", "grammar", "ebnf", "structural_tag", "dtype"),
 }
 # What the option is called there.
@@ -323,6 +328,7 @@ _FIELDS = {
     "regex_syntax": "syntax",
     "grammar_syntax": "syntax",
     "property_order": "order",
+    "undeclared_properties": "undeclared",
     "grammar_backend": "backend",
 }
 

@@ -26,6 +26,7 @@ RegexSyntax = Literal["ecma", "python"]
 GrammarSyntax = Literal["gbnf", "lark"]
 WhitespaceName = Literal["compact", "flexible"]
 OrderName = Literal["declared", "any"]
+UndeclaredName = Literal["allowed", "forbidden"]
 GrammarBackend = Literal["palmette", "outlines-core", "llguidance", "xgrammar"]
 JumpMode = Literal["token", "canonical"]
 
@@ -33,6 +34,7 @@ JumpMode = Literal["token", "canonical"]
 _CONSTRAINT_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[ConstraintKind, ...]]] = {
     "whitespace": (get_args(WhitespaceName), ("json_schema", "structural_tag")),
     "order": (get_args(OrderName), ("json_schema", "structural_tag")),
+    "undeclared": (get_args(UndeclaredName), ("json_schema", "structural_tag")),
 }
 _SYNTAXES = {"regex": get_args(RegexSyntax), "grammar": get_args(GrammarSyntax)}
 _GRAMMAR_BACKENDS = get_args(GrammarBackend)
@@ -45,8 +47,9 @@ class Constraint:
     `syntax` is how a regex ("ecma", as JSON Schema has it, or "python") or a grammar ("gbnf" or
     "lark") is written; the first is the default, which is kept as None. A JSON text is "compact" or
     has "flexible" whitespace, and the properties of its objects come in the order that the schema
-    declares or in any; a structural tag takes both for the schemas in it. `backend` is who enforces
-    it: Palmette itself, or another library.
+    declares or in any; "forbidden" keeps `undeclared` ones out of objects for which the schema
+    lists some and says nothing of others. A structural tag takes these for the schemas in it.
+    `backend` is who enforces it: Palmette itself, or another library.
 
     Raises InvalidRequest for an option that is unknown, or that the kind does not have.
     """
@@ -58,6 +61,7 @@ class Constraint:
     syntax: str | None = None
     whitespace: WhitespaceName = "compact"
     order: OrderName = "declared"
+    undeclared: UndeclaredName = "allowed"
     backend: GrammarBackend = "palmette"
 
     def __post_init__(self) -> None:
@@ -101,11 +105,12 @@ class Constraint:
         *,
         whitespace: WhitespaceName = "compact",
         order: OrderName = "declared",
+        undeclared: UndeclaredName = "allowed",
         backend: GrammarBackend = "palmette",
     ) -> Constraint:
         """The text is one JSON document valid under `schema` (a dict, a bool, or JSON text)."""
         source = _json_text("JSON schema", "json_schema", schema)
-        return cls("json_schema", source, None, whitespace, order, backend)
+        return cls("json_schema", source, None, whitespace, order, undeclared, backend)
 
     @classmethod
     def choices(cls, options: Iterable[str], *, backend: GrammarBackend = "palmette") -> Constraint:
@@ -132,11 +137,12 @@ class Constraint:
         *,
         whitespace: WhitespaceName = "compact",
         order: OrderName = "declared",
+        undeclared: UndeclaredName = "allowed",
         backend: GrammarBackend = "palmette",
     ) -> Constraint:
         """Free text, and between a tag's begin and end what the tag says (a dict, or JSON text)."""
         source = _json_text("structural tag", "structural_tag", tag)
-        return cls("structural_tag", source, None, whitespace, order, backend)
+        return cls("structural_tag", source, None, whitespace, order, undeclared, backend)
 
     @property
     def options(self) -> list[str]:

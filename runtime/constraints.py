@@ -381,6 +381,8 @@ def _options(constraint: Constraint) -> dict[str, object]:
         options["whitespace"] = constraint.whitespace
     if constraint.order != "declared":
         options["order"] = constraint.order
+    if constraint.undeclared != "allowed":
+        options["undeclared"] = constraint.undeclared
     return options
 
 

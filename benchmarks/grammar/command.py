@@ -15,7 +15,8 @@ instances, to accept it and compute the next mask; and the same once more on a s
 compared over the schemas that all engines compile: once without outlines-core, which compiles few,
 and once with it.
 
-ours is carried by the C++ extension where it was built, ours-python by the machine in Python.
+ours is carried by the C++ extension where it was built, ours-python by the machine in Python;
+ours-closed forbids the properties that an object is not said to have (undeclared="forbidden").
 xgrammar is asked for what the schema says (strict_mode=False); xgrammar-strict, which is its
 default, forbids all properties and items that are not declared, a smaller language that is quicker
 to compile; xgrammar-dynamic compiles parts of a grammar when they are needed. Engines that are not

@@ -86,6 +86,7 @@ class Ours(Engine):
         order: Order = "declared",
         *,
         machine: Literal["native", "python"] | None = None,
+        undeclared: Literal["allowed", "forbidden"] = "allowed",
     ) -> None:
         from palmette.grammar import GrammarCompiler, Vocabulary
         from palmette.grammar.jump import Spelling
@@ -93,13 +94,16 @@ class Ours(Engine):
         vocabulary = Vocabulary(tokens.token_bytes, tokens.stop_token_ids)
         self._compiler: Any = GrammarCompiler(vocabulary, machine=machine)
         self._order = order
+        self._undeclared = undeclared
         self._spelling = Spelling(vocabulary, _encoder(tokens))
         self._token_bytes = tokens.token_bytes
         self._guesses: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._row: Any = np.zeros(-(-len(tokens.token_bytes) // 32), np.int32)
 
     def compile(self, schema: str) -> Any:
-        return self._compiler.compile_json_schema(schema, order=self._order)
+        return self._compiler.compile_json_schema(
+            schema, order=self._order, undeclared=self._undeclared
+        )
 
     def start(self, compiled: Any) -> Session:
         return _OurSession(compiled.matcher(), self._row, self._token_bytes)
@@ -364,6 +368,7 @@ Maker = Callable[[Tokens, Order], Engine]
 
 MAKERS: dict[str, Maker] = {
     "ours": Ours,
+    "ours-closed": partial(Ours, undeclared="forbidden"),
     "ours-python": partial(Ours, machine="python"),
     "llguidance": LLGuidance,
     "xgrammar": XGrammar,

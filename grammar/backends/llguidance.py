@@ -34,7 +34,11 @@ from palmette.grammar.vocabulary import Vocabulary
 _OPTIONS: dict[Kind, dict[str, Collection[object]]] = {
     "regex": {"syntax": ("ecma",)},
     "choices": {},
-    "json_schema": {"whitespace": ("compact", "flexible"), "order": ("declared",)},
+    "json_schema": {
+        "whitespace": ("compact", "flexible"),
+        "order": ("declared",),
+        "undeclared": ("allowed",),
+    },
     "grammar": {"syntax": ("lark",)},
 }
 _FLEXIBLE = r"(\r?\n)?[ \t]{0,32}"

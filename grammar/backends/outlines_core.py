@@ -31,7 +31,7 @@ from palmette.grammar.vocabulary import Vocabulary
 _OPTIONS: dict[Kind, dict[str, Collection[object]]] = {
     "regex": {"syntax": ("ecma",)},
     "choices": {},
-    "json_schema": {"whitespace": ("compact",), "order": ("declared",)},
+    "json_schema": {"whitespace": ("compact",), "order": ("declared",), "undeclared": ("allowed",)},
 }
 _NUM_INDEXES = 16  # remembered; one may take tens of megabytes
 _NUM_ROWS = 512  # of a grammar, remembered; up to 8 bytes for every token

@@ -23,7 +23,8 @@ kind            source                           options (those of `GrammarCompi
 regex           the pattern, matched in whole    syntax, and flags
 choices         a JSON array of strings
 json_schema     the schema as JSON text          whitespace: "compact" or "flexible"; order:
-                                                 "declared" or "any"
+                                                 "declared" or "any"; undeclared: "allowed"
+                                                 or "forbidden"
 grammar         the grammar                      syntax: "gbnf" or "lark"
 structural_tag  the description as JSON text
 =============== ================================ ==================================================

@@ -33,7 +33,11 @@ _OPTIONS: dict[Kind, dict[str, Collection[object]]] = {
     "choices": {},
     # It has an any_order of its own, which checks neither that a name is missing nor that it
     # comes twice.
-    "json_schema": {"whitespace": ("compact", "flexible"), "order": ("declared",)},
+    "json_schema": {
+        "whitespace": ("compact", "flexible"),
+        "order": ("declared",),
+        "undeclared": ("allowed",),
+    },
     "grammar": {"syntax": ("gbnf", "lark")},
     "structural_tag": {},
 }

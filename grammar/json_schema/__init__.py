@@ -2,5 +2,6 @@
 
 from palmette.grammar.json_schema.document import Document
 from palmette.grammar.json_schema.emit import emit
+from palmette.grammar.json_schema.policy import DEFAULT_POLICY, Policy
 
-__all__ = ["Document", "emit"]
+__all__ = ["DEFAULT_POLICY", "Document", "Policy", "emit"]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from palmette.grammar.emitted import Emitted
 from palmette.grammar.errors import GrammarError
 from palmette.grammar.json_schema.document import Document
+from palmette.grammar.json_schema.policy import DEFAULT_POLICY, Policy, Whitespace
 from palmette.grammar.json_schema.schemas import Key
 from palmette.grammar.json_schema.shapes import Scalar, Shape, Shapes
 from palmette.grammar.json_schema.strings import Strings
-from palmette.grammar.structures import Members, Order, Punctuation
+from palmette.grammar.structures import Members, Punctuation
 from palmette.grammar.term_store import TermStore
 from palmette.grammar.terms import Rule, Term, bits_of
-
-Whitespace = Literal["compact", "flexible"]
 
 _MAX_BLANKS = 32  # of flexible whitespace, after at most one line end
 
@@ -22,8 +19,7 @@ _MAX_BLANKS = 32  # of flexible whitespace, after at most one line end
 def emit(
     document: Document,
     store: TermStore,
-    whitespace: Whitespace = "compact",
-    order: Order = "declared",
+    policy: Policy = DEFAULT_POLICY,
     refusals: list[GrammarError] | None = None,
 ) -> Emitted:
     """The JSON texts that are valid under the schema.
@@ -35,8 +31,8 @@ def emit(
     shapes = Shapes(
         document,
         Strings(store),
-        punctuation(store, whitespace),
-        order=order,
+        punctuation(store, policy.whitespace),
+        policy,
         max_branches=store.limits.max_alternatives,
     )
     root = shapes.read(refusals)

@@ -20,6 +20,7 @@ from palmette.grammar.json_schema.formats import PATTERNS
 from palmette.grammar.json_schema.formulas import And, Formula, Leaf, Or, all_of, any_of
 from palmette.grammar.json_schema.keywords import ALL_TYPES, Type
 from palmette.grammar.json_schema.numbers import Bounds, NumberRule
+from palmette.grammar.json_schema.policy import DEFAULT_POLICY, Policy
 from palmette.grammar.json_schema.rules import (
     ArrayRule,
     Count,
@@ -54,11 +55,18 @@ Conjunction = tuple[Rule, ...]
 class Logic:
     """Formulas of claims, and the cases of keys."""
 
-    def __init__(self, schemas: Schemas, strings: Strings, max_cases: int) -> None:
+    def __init__(
+        self,
+        schemas: Schemas,
+        strings: Strings,
+        max_cases: int,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
         self.schemas = schemas
         self.strings = strings
         self.store = strings.store
         self._max_cases = max_cases
+        self._is_closing = policy.undeclared == "forbidden"
         self._conjunctions: dict[tuple[Key, Type], list[Conjunction]] = {}
         self._void: dict[Key, bool] = {}
         self._presence: dict[str, tuple[Leaf, Leaf]] = {}
@@ -308,7 +316,8 @@ class Logic:
             return None if array_rule.is_idle else array_rule
         if kind == "object":
             object_rule = self._object_rule(schema)
-            return None if object_rule.is_idle else object_rule
+            is_told = self._is_closing and object_rule.is_open
+            return None if object_rule.is_idle and not is_told else object_rule
         return None
 
     def _rule_refutations(self, schema: Schema, kind: Type) -> Iterator[Formula]:
@@ -408,10 +417,9 @@ class Logic:
             return _ANY_OBJECT
         below = self.schemas.below
         additional = "additionalProperties"
+        is_listing = bool(readers.mapping(schema, "properties"))
         return ObjectRule(
-            members=self.schemas.each_below(schema, "properties")
-            if readers.mapping(schema, "properties")
-            else {},
+            members=self.schemas.each_below(schema, "properties") if is_listing else {},
             patterns=tuple(
                 (
                     (pattern, schema.where("patternProperties", pattern)),
@@ -428,6 +436,8 @@ class Logic:
             ),
             low=readers.count(schema, "minProperties") or 0,
             high=readers.count(schema, "maxProperties"),
+            is_listing=is_listing,
+            is_open=any(map(schema.has, _OF_OTHERS)),
         )
 
     def _claim_on_rest(self, schema: Schema, kind: Type) -> Claim:
@@ -446,6 +456,7 @@ class Logic:
                     members=dict.fromkeys(sorted(evaluated.names), ANYTHING),
                     patterns=tuple((pattern, ANYTHING) for pattern in evaluated.patterns),
                     others=claim,
+                    is_open=True,
                 )
             )
         rest = self.schemas.any_of((*evaluated.items, claim), claim.schema.pointer)
@@ -892,8 +903,11 @@ _OF_OBJECTS = frozenset(
         "required",
         "minProperties",
         "maxProperties",
+        "unevaluatedProperties",
     ]
 )
+# What says which members there may be that are not listed.
+_OF_OTHERS = ("additionalProperties", "propertyNames", "unevaluatedProperties")
 # Without one of these, it says nothing about other schemas for the same value.
 _COMBINING = frozenset(
     [

@@ -10,10 +10,11 @@ from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar
 from palmette.grammar.json_schema.document import spell
 from palmette.grammar.json_schema.languages import Languages
 from palmette.grammar.json_schema.logic import Logic
+from palmette.grammar.json_schema.policy import Policy
 from palmette.grammar.json_schema.rules import Demand, ObjectRule, Pattern
 from palmette.grammar.json_schema.schemas import ANYTHING, NOTHING, Claim, Key, key_of
 from palmette.grammar.json_schema.strings import StringRule
-from palmette.grammar.structures import Counter, Member, Members, Names, Order, Part, Punctuation
+from palmette.grammar.structures import Counter, Member, Members, Names, Part, Punctuation
 from palmette.grammar.terms import Kind, Term
 
 _MAX_DEMANDS = 8  # on one member
@@ -24,12 +25,12 @@ class Objects:
     """Makes the shapes of objects."""
 
     def __init__(
-        self, logic: Logic, languages: Languages, punctuation: Punctuation, order: Order
+        self, logic: Logic, languages: Languages, punctuation: Punctuation, policy: Policy
     ) -> None:
         self._logic = logic
         self._languages = languages
         self._punctuation = punctuation
-        self._order: Order = order
+        self._policy = policy
 
     def shape(self, rules: Sequence[ObjectRule], pointer: str) -> Members[Key] | None:
         """The objects that all rules allow; None if there are obviously none."""
@@ -54,14 +55,22 @@ class Objects:
         low = max((rule.low for rule in rules), default=0)
         # A reader keeps the last of two members with one name, so that they count as one.
         is_counted = bool(demands) or low > len(required)
+        # What is forbidden by policy cannot be what the schema asks for.
+        is_closed = (
+            self._policy.undeclared == "forbidden"
+            and any(rule.is_listing for rule in rules)
+            and not is_counted
+            and not any(rule.is_open for rule in rules)
+        )
+        names = self._undeclared(rules, demands, tuple(declared), is_counted, is_closed, pointer)
         shape = Members(
             punctuation=self._punctuation,
             members=tuple(members),
-            names=tuple(self._undeclared(rules, demands, tuple(declared), is_counted, pointer)),
+            names=tuple(names),
             counters=(Counter(1),) * len(demands),
             min_members=low,
             max_members=min(highs, default=None),
-            order=self._order,
+            order=self._policy.order,
             has_distinct_names=is_counted,
         )
         if not is_counted:
@@ -99,15 +108,20 @@ class Objects:
         demands: Sequence[Demand],
         declared: tuple[str, ...],
         canonical: bool,
+        is_closed: bool,
         pointer: str,
     ) -> Iterator[Names[Key]]:
-        """Classes of names that fall under the same claims."""
+        """Classes of names that fall under the same claims; if closed, those of patterns only."""
         if any(rule.others is NOTHING and not rule.patterns for rule in rules):
+            return
+        if is_closed and not any(rule.patterns for rule in rules):
             return
         forced = key_of(rule.names for rule in rules)
         if forced is None:
             return
         for each in self._classes(rules, demands):
+            if is_closed and not any(each.is_named_by(rule) for rule in rules):
+                continue
             claims = [claim for rule in rules for claim in each.claims(rule)]
             key = key_of(claims)
             if key is None:
@@ -181,6 +195,10 @@ class _NameClass(NamedTuple):
 
     def _matches(self, pattern: Pattern) -> bool:
         return any(pattern[0] == each for each, _ in self.rule.patterns)
+
+    def is_named_by(self, rule: ObjectRule) -> bool:
+        """Whether such a name matches a pattern of the rule."""
+        return any(self._matches(pattern) for pattern, _ in rule.patterns)
 
     def claims(self, rule: ObjectRule) -> list[Claim]:
         """What the rule says of the values of undeclared members with such names."""

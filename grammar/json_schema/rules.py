@@ -57,6 +57,8 @@ class ObjectRule:
     low: int = 0
     high: int | None = None
     demands: tuple[Demand, ...] = ()
+    is_listing: bool = False  # whether the schema behind it lists properties
+    is_open: bool = False  # whether that says itself which others there may be
     # Whether it may speak of members that it does not name.
     is_wide: bool = field(init=False)
     # The one member that must be there, and what is claimed of it, if that is all.

@@ -27,12 +27,13 @@ from palmette.grammar.json_schema.languages import Languages
 from palmette.grammar.json_schema.logic import Conjunction, Logic
 from palmette.grammar.json_schema.numbers import NumberRule, number_term
 from palmette.grammar.json_schema.objects import Objects
+from palmette.grammar.json_schema.policy import Policy
 from palmette.grammar.json_schema.rules import ArrayRule, ObjectRule, Values, merged
 from palmette.grammar.json_schema.schemas import CANONICAL, Key, Schemas, key_of
 from palmette.grammar.json_schema.strings import StringRule, Strings
 from palmette.grammar.moves import Cheapest
 from palmette.grammar.recipes import RECIPES
-from palmette.grammar.structures import Items, Members, Order, Punctuation
+from palmette.grammar.structures import Items, Members, Punctuation
 from palmette.grammar.terms import Kind, Term
 
 # Numbers of so many cases or more are listed one by one, if each case has at most so many.
@@ -71,18 +72,18 @@ class Shapes:
         document: Document,
         strings: Strings,
         punctuation: Punctuation,
+        policy: Policy,
         *,
-        order: Order,
         max_branches: int,
     ) -> None:
         self.schemas = Schemas(document, strings.store.spend)
-        self.logic = Logic(self.schemas, strings, max_branches)
+        self.logic = Logic(self.schemas, strings, max_branches, policy)
         self.places: dict[Key, Place] = {}
         self.order: list[Key] = []  # satisfiable, after those the shortest text needs
         self._store = strings.store
         self._strings = strings
         self._languages = Languages(self.logic)
-        self._objects = Objects(self.logic, self._languages, punctuation, order)
+        self._objects = Objects(self.logic, self._languages, punctuation, policy)
         self._arrays = Arrays(self.logic, punctuation)
         self._numbers: dict[tuple[NumberRule, bool], Term] = {}
         self._refusals: list[GrammarError] | None = None

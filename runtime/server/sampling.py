@@ -81,6 +81,7 @@ _OPTIONS = {
     "grammar_syntax": ("grammar",),
     "whitespace": ("json_schema", "structural_tag"),
     "property_order": ("json_schema", "structural_tag"),
+    "undeclared_properties": ("json_schema", "structural_tag"),
     "grammar_backend": _NAMES,
     "jump_forward": _NAMES,
 }
@@ -116,7 +117,11 @@ def constraint_fields(fields: GenerationFields) -> dict[str, str]:
         return {}
     kinds = ("constraint", "regex", "json_schema", "choices", "grammar", "structural_tag")
     named = dict.fromkeys(kinds, wanted[0].field)
-    return named | {"order": "property_order", "backend": "grammar_backend"}
+    return named | {
+        "order": "property_order",
+        "undeclared": "undeclared_properties",
+        "backend": "grammar_backend",
+    }
 
 
 def _made(fields: GenerationFields, wanted: _Wanted) -> Constraint:
@@ -135,9 +140,14 @@ def _made(fields: GenerationFields, wanted: _Wanted) -> Constraint:
     structured = fields.structured_outputs
     if structured is not None and structured.disable_any_whitespace is not None:
         whitespace = "compact" if structured.disable_any_whitespace else "flexible"
-    order = fields.property_order or "declared"
     make = Constraint.json_schema if wanted.kind == "json_schema" else Constraint.structural_tag
-    return make(source, whitespace=whitespace, order=order, backend=backend)
+    return make(
+        source,
+        whitespace=whitespace,
+        order=fields.property_order or "declared",
+        undeclared=fields.undeclared_properties or "allowed",
+        backend=backend,
+    )
 
 
 def _check_options(fields: GenerationFields, wanted: _Wanted | None) -> None:

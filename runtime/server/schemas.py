@@ -12,6 +12,7 @@ from palmette.protocol import (
     JumpMode,
     OrderName,
     RegexSyntax,
+    UndeclaredName,
     WhitespaceName,
 )
 
@@ -218,6 +219,7 @@ class GenerationFields(_Fields):
     grammar_syntax: GrammarSyntax | None = None
     whitespace: WhitespaceName | None = None
     property_order: OrderName | None = None
+    undeclared_properties: UndeclaredName | None = None
     grammar_backend: GrammarBackend | None = None
     jump_forward: JumpMode | None = None
     guided_decoding_backend: Annotated[None, _refused(_BACKEND)] = None

@@ -221,6 +221,7 @@ def test_a_row_of_another_vocabulary_is_refused(peer: Backend) -> None:
     ("options", "words"),
     [
         ({"order": "any"}, "order='any' of json_schema|the option 'order'"),
+        ({"undeclared": "forbidden"}, "undeclared='forbidden' of json_schema|the option 'undecl"),
         ({"indent": 2}, "the option 'indent' of json_schema"),
     ],
 )

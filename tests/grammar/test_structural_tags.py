@@ -367,6 +367,7 @@ def test_a_tag_is_read_from_json(
         ({"type": "json_schema", "json_schema": "{}"}, "#/json_schema: expected a schema, got str"),
         ({**INTEGER, "any_order": 1}, "#/any_order: expected true or false, got int"),
         ({**INTEGER, "order": "up"}, "#/order: expected .* got 'up'"),
+        ({**INTEGER, "undeclared": "no"}, "#/undeclared: expected .* got 'no'"),
         (
             {"type": "triggered_tags", "tags": [INTEGER], "triggers": ["<"]},
             "#/tags/0: expected a tag",
@@ -448,8 +449,8 @@ def test_a_remark_on_a_schema_says_in_which_tag_it_is() -> None:
     ("make", "message"),
     [
         (lambda: EbnfGrammar("x", "peg"), "syntax is 'gbnf' or 'lark', got 'peg'"),
-        (lambda: JsonSchema({}, "loose"), "whitespace is None or 'compact' or 'flexible', got"),
-        (lambda: JsonSchema({}, order="sorted"), "order is None or 'declared' or 'any', got"),
+        (lambda: JsonSchema({}, "loose"), "whitespace is 'compact' or 'flexible', got"),
+        (lambda: JsonSchema({}, order="sorted"), "order is 'declared' or 'any', got"),
         (lambda: Repeated(AnyText(), 3, 1), "high is 1, below low, 3"),
     ],
 )

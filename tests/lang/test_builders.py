@@ -60,6 +60,8 @@ def test_one_completion_is_no_request_for_several() -> None:
         ({"regex": "a", "whitespace": "flexible"}, "whitespace needs json_schema= or"),
         ({"json_schema": {}, "whitespace": "none"}, "whitespace is one of compact, flexible"),
         ({"json_schema": {}, "property_order": "sorted"}, "order is one of declared, any"),
+        ({"json_schema": {}, "undeclared_properties": "no"}, "undeclared is one of allowed, forb"),
+        ({"regex": "a", "undeclared_properties": "forbidden"}, "undeclared_properties needs json"),
         ({"regex": "a", "grammar_backend": "guess"}, "backend is one of palmette"),
         ({"grammar_backend": "xgrammar"}, "grammar_backend needs regex="),
         ({"jump_forward": "far"}, "jump_forward must be 'token' or 'canonical'"),
@@ -107,6 +109,10 @@ TAG = {"structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers"
         (
             {"json_schema": True, "whitespace": "flexible", "property_order": "any"},
             Constraint.json_schema(True, whitespace="flexible", order="any"),
+        ),
+        (
+            {"json_schema": True, "undeclared_properties": "forbidden"},
+            Constraint.json_schema(True, undeclared="forbidden"),
         ),
         (
             {"dtype": bool, "grammar_backend": "llguidance"},

@@ -389,6 +389,10 @@ CONSTRAINTS: list[tuple[dict[str, Any], Constraint]] = [
         Constraint.json_schema(SCHEMA, whitespace="flexible", order="any"),
     ),
     (
+        {"structural_tag": TAG, "undeclared_properties": "forbidden"},
+        Constraint.structural_tag(TAG, undeclared="forbidden"),
+    ),
+    (
         {"regex": "{}", "grammar_backend": "outlines-core"},
         Constraint.regex("{}", backend="outlines-core"),
     ),

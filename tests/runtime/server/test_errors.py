@@ -188,6 +188,8 @@ COMMON_REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "use whitespace"),
     ({"whitespace": "flexible"}, "whitespace", "needs a constraint that has it"),
     ({"regex": "a", "property_order": "any"}, "property_order", "needs a constraint that has it"),
+    ({"regex": "a", "undeclared_properties": "allowed"}, "undeclared_properties", "needs a con"),
+    ({"json_schema": {}, "undeclared_properties": "no"}, "undeclared_properties", "'allowed' or"),
     ({"ebnf": "a", "grammar_syntax": "lark"}, "grammar_syntax", "needs a constraint that has it"),
     ({"regex": "a", "regex_syntax": "posix"}, "regex_syntax", "'ecma' or 'python'"),
     ({"regex": "a", "jump_forward": "far"}, "jump_forward", "'token' or 'canonical'"),
