@@ -108,7 +108,11 @@ class JsonString:
     def texts(self, texts: Iterable[str]) -> Term:
         """One of the texts, in any of their spellings; texts with lone surrogates have none."""
         store = self.store
-        spellable = [text for text in set(texts) if not _SURROGATE.search(text)]
+        texts = set(texts)
+        if self.escapes != "any" and not _NOT_PLAIN.search("".join(texts)):  # as names mostly are
+            store.spend(len(texts))
+            return store.words(text.encode() for text in texts)
+        spellable = [text for text in texts if not _SURROGATE.search(text)]
         store.spend(len(spellable))
         if self.escapes == "canonical":
             return store.words(map(self.plainest, spellable))

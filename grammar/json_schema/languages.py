@@ -23,6 +23,10 @@ class Languages:
         """The strings of a rule."""
         return self._strings.term(rule, canonical=canonical)
 
+    def without(self, texts: tuple[str, ...], *, canonical: bool = False) -> Term:
+        """All strings but these."""
+        return self._strings.without(texts, canonical=canonical)
+
     def narrowed(self, rule: StringRule, key: Key, *, canonical: bool = False) -> Term:
         """The strings of the rule that make every claim of the key true."""
         if not key:

@@ -665,7 +665,7 @@ class Logic:
         if formula is True:
             yield ()
             return
-        if isinstance(formula, Leaf) and isinstance(formula.rule, (NumberRule, StringRule)):
+        if isinstance(formula, Leaf) and _is_possible(formula.rule):
             yield (formula,)
             return
         start = _Case()
@@ -948,6 +948,17 @@ def type_of(value: Json) -> Type:
     if isinstance(value, str):
         return "string"
     return "array" if isinstance(value, list) else "object"
+
+
+def _is_possible(rule: Rule) -> bool:
+    """Whether a rule that stands alone does not contradict itself, where that is easily told."""
+    if isinstance(rule, (NumberRule, StringRule)):
+        return True
+    if isinstance(rule, Values) or rule.high is not None:
+        return False
+    if isinstance(rule, ArrayRule):
+        return True
+    return not rule.is_wide and all(rule.members.get(n) is not NOTHING for n in rule.required)
 
 
 def _allows(schema: Schema, kind: Type) -> bool:

@@ -31,6 +31,7 @@ class Objects:
         self._languages = languages
         self._punctuation = punctuation
         self._policy = policy
+        self._keys: dict[str, bytes] = {}
 
     def shape(self, rules: Sequence[ObjectRule], pointer: str) -> Members[Key] | None:
         """The objects that all rules allow; None if there are obviously none."""
@@ -44,7 +45,9 @@ class Objects:
         for name in declared:
             key = key_of(claims[name])
             parts: tuple[Part[Key], ...] = ()
-            if key is not None:
+            if key is not None and not demands:
+                parts = (Part(key),)
+            elif key is not None:
                 met = [i for i, demand in enumerate(demands) if logic.is_met_by(demand, name)]
                 parts = tuple(kinds_of(key, [(i, demands[i].value) for i in met], pointer))
             if parts:
@@ -93,10 +96,15 @@ class Objects:
         return claims
 
     def _spelled(self, name: str, pointer: str) -> bytes:
+        known = self._keys.get(name)
+        if known is not None:
+            return known
         store = self._logic.store
         try:
             text = spell(name)
-            return text if store.can_spell(text) else spell(name, escaped=True)
+            text = text if store.can_spell(text) else spell(name, escaped=True)
+            self._keys[name] = text
+            return text
         except UnicodeEncodeError as error:
             raise InvalidGrammar(
                 "a lone surrogate in the name of a property", pointer=pointer
@@ -127,7 +135,7 @@ class Objects:
             if key is None:
                 continue
             met = [(i, d.value) for i, d in enumerate(demands) if each.is_met_by(d)]
-            parts = tuple(kinds_of(key, met, pointer))
+            parts = tuple(kinds_of(key, met, pointer)) if met else (Part(key),)
             if parts:
                 term = each.term(self._languages, declared, forced, canonical)
                 if term.kind != Kind.EMPTY:
@@ -173,10 +181,13 @@ def _names_in(rules: Sequence[ObjectRule]) -> dict[str, None]:
     return names
 
 
+_ANY_NAME = StringRule()
+
+
 class _NameClass(NamedTuple):
     """Names that match some patterns and none of others, and make some claims true."""
 
-    rule: StringRule = StringRule()
+    rule: StringRule = _ANY_NAME
     claims_on_name: tuple[Claim, ...] = ()
 
     def divided(self, pattern: Pattern) -> tuple[_NameClass, _NameClass]:
@@ -217,6 +228,8 @@ class _NameClass(NamedTuple):
         self, languages: Languages, declared: tuple[str, ...], forced: Key, canonical: bool
     ) -> Term:
         """The names as JSON strings, without the declared ones; perhaps none."""
+        if self.rule is _ANY_NAME and not forced and not self.claims_on_name:
+            return languages.without(declared, canonical=canonical)
         rule = self.rule & StringRule(excluded=declared)
         key = key_of((*forced, *self.claims_on_name))
         if key is None:

@@ -87,12 +87,19 @@ class Schema:
 class Claim:
     """That a schema holds for a value, or that it does not. Equal claims are the same object."""
 
-    __slots__ = ("holds", "opposite", "schema")
+    __slots__ = ("_opposite", "holds", "schema")
 
     def __init__(self, schema: Schema, holds: bool, opposite: Claim | None = None) -> None:
         self.schema = schema
         self.holds = holds
-        self.opposite: Claim = opposite or Claim(schema, not holds, self)
+        self._opposite = opposite  # made when it is first asked for
+
+    @property
+    def opposite(self) -> Claim:
+        """That the same does not hold, or does."""
+        if self._opposite is None:
+            self._opposite = Claim(self.schema, not self.holds, self)
+        return self._opposite
 
     def __repr__(self) -> str:
         if self is ANYTHING:
@@ -116,7 +123,7 @@ def key_of(claims: Iterable[Claim]) -> Key | None:
         return None if claim is NOTHING else (claim,)
     kept: dict[Claim, None] = {}
     for claim in listed:
-        if claim is NOTHING or claim.opposite in kept:
+        if claim is NOTHING or claim._opposite in kept:
             return None
         if claim is not ANYTHING:
             kept[claim] = None
@@ -145,9 +152,12 @@ class Schemas:
         self.notes: dict[str, None] = {}
         self._known: dict[tuple[str, tuple[str, ...]], Claim] = {}
         self._equal: dict[object, Claim] = {}
+        self._followed_to: dict[str, Claim] = {}
         self._contents = _Contents()
         self._constants: dict[object, Claim] = {}
         self._is_dynamic = document.is_dynamic
+        # Whether a reference means the same wherever it stands.
+        self._is_plain = document.is_one_resource and not document.is_dynamic
 
     def root(self) -> Claim:
         """That the whole schema holds."""
@@ -157,7 +167,7 @@ class Schemas:
     def each_below(self, schema: Schema, keyword: str) -> dict[str, Claim]:
         """As `below`, for all the subschemas that a mapping in `schema` names."""
         mapping: dict[str, Json] = schema.value[keyword]
-        if self._is_dynamic or not self.document.is_one_resource:
+        if not self._is_plain:
             return {name: self.below(schema, keyword, name) for name in mapping}
         above = schema.where(keyword)
         return {
@@ -250,11 +260,19 @@ class Schemas:
             raise InvalidGrammar(
                 f"a schema is an object or a boolean, got {describe(value)}", pointer=pointer
             )
-        self._note_unknown(pointer, value, dialect)
+        if not dialect.known.issuperset(value):
+            self._note_unknown(pointer, value, dialect)
         if dialect.keywords.isdisjoint(value):
             return ANYTHING
         if _is_reference(value, dialect):
-            return self._followed(Schema(pointer, value, scope, dialect))
+            reference = value["$ref"]
+            if scope or not self._is_plain or type(reference) is not str:
+                return self._followed(Schema(pointer, value, scope, dialect))
+            claim = self._followed_to.get(reference)
+            if claim is None:
+                claim = self._followed(Schema(pointer, value, scope, dialect))
+                self._followed_to[reference] = claim
+            return claim
         comparable = scope if scope[:1] != (_SYNTHETIC,) else (_SYNTHETIC,)
         # Found already where it is part of what was compared.
         known = self._contents.known.get(id(value))
@@ -286,8 +304,6 @@ class Schemas:
             schema = Schema(target, value, scope, dialect)
 
     def _note_unknown(self, pointer: str, value: dict[str, Json], dialect: Dialect) -> None:
-        if dialect.known.issuperset(value):
-            return
         for keyword in value:
             if (
                 keyword not in dialect.keywords
@@ -354,6 +370,9 @@ def _content(
     None if the schema is too large, or where it stands matters to what it says. What is found is
     added to `contents`, together with what is found of the schemas in it.
     """
+    known = contents.known.get(id(value))
+    if known is not None and known[0] is value and known[1] is dialect:
+        return known[2]
     if depth > _COMPARED_DEPTH:
         return None
     found: list[object] = []
@@ -367,7 +386,7 @@ def _content(
             return None
         content: object
         if type(each) is str:  # most are
-            found.append((keyword, ("value", ("string", each))))
+            found.append((keyword, each))
             continue
         if keyword in SINGLE and isinstance(each, dict):
             content = _content(each, dialect, parts, contents, depth + 1)

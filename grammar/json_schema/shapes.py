@@ -208,6 +208,11 @@ class Shapes:
                 claim = self.schemas.constant(value, pointer)
                 yield from self._shapes((claim,))
                 continue
+            if type(value) is str and value.isascii():  # most are
+                text = spell(value)
+                if self._store.can_spell(text):
+                    texts.append(text)
+                continue
             try:
                 listed = filter(self._store.can_spell, spellings(value))
                 texts += islice(listed, 1) if canonical else listed

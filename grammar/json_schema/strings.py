@@ -74,6 +74,8 @@ class Strings:
         self.store = store
         self._spellings: dict[Escapes, JsonString] = {}
         self._known: dict[tuple[StringRule, bool], Term] = {}
+        self._without: dict[tuple[tuple[str, ...], bool], Term] = {}
+        self._free_texts: dict[Escapes, Term] = {}
         self._languages: dict[tuple[Escapes, str, str], Term] = {}
 
     def term(self, rule: StringRule, *, canonical: bool = False) -> Term:
@@ -99,6 +101,29 @@ class Strings:
             return strings._term(rule, strings._spelling(escapes))
 
         return RECIPES.term(self.store, ("string", rule, escapes), make)
+
+    def without(self, texts: tuple[str, ...], *, canonical: bool = False) -> Term:
+        """What `term` makes of a rule that excludes these texts and says no more."""
+        if not texts:
+            return self.term(StringRule(), canonical=canonical)
+        key = (texts, canonical)
+        term = self._without.get(key)
+        if term is None:
+            spelling = self._spelling("canonical" if canonical else "plain")
+            content = self.store.both(
+                self._free(spelling), self.store.complement(spelling.texts(texts))
+            )
+            # Not empty, since there are more strings than texts, unless nothing can be spelled.
+            term = self._without[key] = spelling.quoted(content)
+        return term
+
+    def _free(self, spelling: JsonString) -> Term:
+        """Any characters."""
+        term = self._free_texts.get(spelling.escapes)
+        if term is None:
+            term = self.store.repeat(spelling.one_of(ANY), 0, None)
+            self._free_texts[spelling.escapes] = term
+        return term
 
     def holds(self, rule: StringRule, text: str) -> bool:
         """Whether the text is one of the rule's. One with a lone surrogate never is."""
