@@ -6,7 +6,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from palmette.grammar.compiled import CompiledGrammar
 from palmette.grammar.ebnf import READERS, GrammarSyntax
@@ -91,8 +91,8 @@ class GrammarCompiler:
     ) -> CompiledGrammar:
         """The text is one JSON document that is valid under `schema` (a dict, bool or JSON text).
 
-        `palmette.grammar.json_schema.policy.Policy` says what the options mean; only
-        `whitespace="flexible"` and `order="any"` together take every spelling that is valid.
+        `palmette.grammar.json_schema.policy.Policy` says what the options mean. Names and listed
+        values are written in UTF-8 or all in ASCII, each with the fewest escapes.
         """
         policy = Policy(whitespace, order, undeclared)
         source = to_source(schema)
@@ -143,7 +143,7 @@ class GrammarCompiler:
 
     def compile_structural_tag(
         self,
-        tag: StructuralFormat | Mapping[str, Any],
+        tag: StructuralFormat | Mapping[str, Any] | str,
         *,
         whitespace: Whitespace = "compact",
         order: Order = "declared",
@@ -151,21 +151,28 @@ class GrammarCompiler:
     ) -> CompiledGrammar:
         """Free text in which triggers turn on constraints: see `palmette.grammar.structural`.
 
-        A mapping is read as the JSON that SGLang, vLLM and XGrammar take. The options are for the
-        JSON schemas that do not say themselves.
+        A mapping or JSON text is read as what SGLang, vLLM and XGrammar take. The options are for
+        the JSON schemas that do not say themselves.
         """
         policy = Policy(whitespace, order, undeclared)
-        is_json = isinstance(tag, Mapping)
-        source = to_source(tag) if isinstance(tag, Mapping) else repr(tag)
+        if isinstance(tag, str):
+            self._check_size(tag)
+        json_tag: Any = _read_json(tag) if isinstance(tag, str) else tag
+        root = None if isinstance(tag, str | Mapping) else tag
+        if root is not None and not isinstance(root, get_args(StructuralFormat)):
+            raise InvalidGrammar(
+                f"a structural tag is a format or an object, got {type(root).__name__}"
+            )
+        source = to_source(json_tag) if root is None else repr(root)
         self._check_size(source)
 
         def compile_it() -> CompiledGrammar:
             store = self._store()
-            root = read_structural_tag(tag) if isinstance(tag, Mapping) else tag
-            emitted = emit_structural_tag(root, store, policy)
+            read = read_structural_tag(json_tag) if root is None else root
+            emitted = emit_structural_tag(read, store, policy)
             return self._machine.grammar(store, emitted.term, notes=emitted.notes)
 
-        kind = f"structural_tag, {is_json}, {policy}"
+        kind = f"structural_tag, {root is None}, {policy}"
         return self._remember(kind, source, compile_it)
 
     def _json_schema(self, source: str, policy: Policy) -> CompiledGrammar:
@@ -229,3 +236,10 @@ class GrammarCompiler:
         while num_bytes > self.limits.compiled_cache_bytes and len(self._compiled) > 1:
             _, oldest = self._compiled.popitem(last=False)
             num_bytes -= oldest.num_bytes
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"the structural tag is not JSON: {error}") from error

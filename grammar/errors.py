@@ -18,7 +18,14 @@ class GrammarError(ValueError):
     """A grammar cannot be used; `pointer` says where, if that is known."""
 
     def __init__(self, message: str, *, pointer: str | None = None) -> None:
-        super().__init__(message if pointer is None else f"{pointer}: {message}")
+        super().__init__()
+        self.say(message, pointer)
+
+    def say(self, message: str, pointer: str | None) -> None:
+        """Have it say this, of that place."""
+        told = message if pointer is None else f"{pointer}: {message}"
+        # A lone surrogate in a name or a pattern could not be printed, or sent.
+        self.args = (told.encode("utf-8", "backslashreplace").decode(),)
         self.pointer = pointer
 
 

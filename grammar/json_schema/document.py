@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from json.encoder import encode_basestring as _encode
@@ -22,6 +23,12 @@ from palmette.grammar.json_schema.keywords import (
 
 # What gives a part of a document a name, or a dialect.
 _NAMING = frozenset(["$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"])
+
+# Characters of all names and addresses of parts together. Each is written out whole, so that a long
+# one costs as much again for every part below it.
+_MAX_CHARACTERS = 32_000_000
+_BAD_ESCAPE = re.compile("~(?![01])")
+_INDEX = re.compile("0|[1-9][0-9]{0,9}")
 
 # A JSON value: None, bool, int, Decimal, str, list or dict.
 Json = Any
@@ -43,6 +50,7 @@ class Document:
             raise InvalidGrammar(
                 f"a schema is an object or a boolean, got {describe(root)}", pointer="#"
             )
+        self.num_characters = 0
         self.root: Json = root
         self._parts: dict[str, Json] = {"#": root}
         dialect = self._declared_dialect(root, "#") or UNDECLARED
@@ -82,20 +90,33 @@ class Document:
             raise InvalidGrammar(f"the schema is not JSON: {error}") from error
         return cls(root, named)
 
+    def count(self, num_characters: int) -> None:
+        """Count what is kept of names and addresses. Raises GrammarTooComplex if it is too much."""
+        self.num_characters += num_characters
+        if self.num_characters > _MAX_CHARACTERS:
+            raise GrammarTooComplex(
+                f"the names of the schema's parts have more than {_MAX_CHARACTERS} characters"
+            )
+
     def at(self, pointer: str) -> Json:
         """The part that `pointer` names; KeyError if there is none."""
         if pointer not in self._parts:
-            above, _, token = pointer.rpartition("/")
-            if not above:
+            self.count(len(pointer))
+            start, *tokens = pointer.split("/")
+            if start != "#":
                 raise KeyError(pointer)
-            part = self.at(above)
-            token = token.replace("~1", "/").replace("~0", "~")
-            if isinstance(part, dict) and token in part:
-                part = part[token]
-            elif isinstance(part, list) and token.isdecimal() and int(token) < len(part):
-                part = part[int(token)]
-            else:
-                raise KeyError(pointer)
+            part = self.root
+            for token in tokens:
+                if "~" in token:
+                    if _BAD_ESCAPE.search(token):
+                        raise KeyError(pointer)
+                    token = token.replace("~1", "/").replace("~0", "~")
+                if isinstance(part, dict) and token in part:
+                    part = part[token]
+                elif isinstance(part, list) and _INDEX.fullmatch(token) and int(token) < len(part):
+                    part = part[int(token)]
+                else:
+                    raise KeyError(pointer)
             self._parts[pointer] = part
         return self._parts[pointer]
 
@@ -166,9 +187,8 @@ class Document:
         address, _, fragment = reference.partition("#")
         resource: Resource | None = here
         if address:
-            resource = self._by_address.get(_joined(here.address, address)) or self._by_address.get(
-                address
-            )
+            known = self._by_address
+            resource = known.get(self._joined(here.address, address)) or known.get(address)
         if resource is None:
             raise UnsupportedGrammar(
                 f"{keyword} to another document, {reference!r}, is not supported",
@@ -207,7 +227,9 @@ class Document:
         while pending:
             path, schema, resource = pending.pop()
             if not _NAMING.isdisjoint(schema):
-                resource = self._note_names(path.pointer, schema, resource)
+                pointer = path.pointer
+                self.count(len(pointer))
+                resource = self._note_names(pointer, schema, resource)
             for keyword, value in schema.items():
                 if isinstance(value, dict):
                     if keyword in SINGLE:
@@ -235,7 +257,7 @@ class Document:
         if isinstance(name, str) and not (dialect.is_ref_alone and "$ref" in schema):
             address, _, fragment = name.partition("#")
             if address:
-                address = _joined(resource.address, address)
+                address = self._joined(resource.address, address)
                 if pointer == "#":
                     resource.address = address
                     self._by_address[address] = resource
@@ -253,6 +275,13 @@ class Document:
         if schema.get("$recursiveAnchor") is True and pointer == resource.pointer:
             resource.dynamic_anchors[""] = pointer
         return resource
+
+    def _joined(self, base: str, reference: str) -> str:
+        self.count(4 * len(base))  # which is taken apart, and put together again
+        try:
+            return urljoin(base, reference) if base else reference
+        except ValueError:  # no address at all
+            return reference
 
 
 class _Path(NamedTuple):
@@ -282,13 +311,6 @@ class Resource:
         self.dialect = dialect
         self.anchors: dict[str, str] = {}  # pointers by name
         self.dynamic_anchors: dict[str, str] = {}
-
-
-def _joined(base: str, reference: str) -> str:
-    try:
-        return urljoin(base, reference) if base else reference
-    except ValueError:  # no address at all
-        return reference
 
 
 def escape_token(token: str) -> str:
@@ -357,6 +379,15 @@ def identity(value: Json) -> object:
     if isinstance(value, dict):
         return ("object", frozenset((name, identity(each)) for name, each in value.items()))
     return ("other", value)
+
+
+def spelling_of(value: Json) -> object:
+    """The same, and also equal only where objects have their members in one order."""
+    if isinstance(value, list):
+        return ("array", tuple(map(spelling_of, value)))
+    if isinstance(value, dict):
+        return ("object", tuple((name, spelling_of(each)) for name, each in value.items()))
+    return identity(value)
 
 
 def spend_on(value: Json, spend: Callable[[int], None]) -> None:

@@ -36,6 +36,7 @@ def emit(
         max_branches=store.limits.max_alternatives,
     )
     root = shapes.read(refusals)
+    store.hold(document.num_characters)  # the rules keep what they were made from
     return Emitted(_Emitter(shapes, store).value(root), tuple(shapes.schemas.notes))
 
 

@@ -1017,7 +1017,7 @@ def _not_object(rule: ObjectRule) -> Iterator[ObjectRule]:
     """The ways in which the rule may fail, but for members that are missing."""
     for name, claim in rule.members.items():
         if claim is not ANYTHING:
-            yield ObjectRule(members={name: claim.opposite}, required=(name,))
+            yield ObjectRule(members={name: claim.opposite}, required=(name,), is_refuting=True)
     for pattern, claim in rule.patterns:
         if claim is not ANYTHING:
             yield ObjectRule(demands=(Demand(claim.opposite, pattern),))

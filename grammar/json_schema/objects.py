@@ -62,7 +62,8 @@ class Objects:
         is_closed = (
             self._policy.undeclared == "forbidden"
             and any(rule.is_listing for rule in rules)
-            and not is_counted
+            and not demands
+            and low <= len(members)
             and not any(rule.is_open for rule in rules)
         )
         names = self._undeclared(rules, demands, tuple(declared), is_counted, is_closed, pointer)
@@ -81,6 +82,16 @@ class Objects:
         # It looks at the names only, which are terms already.
         counted = distinct_names(cast("Members[Term]", shape), logic.store)
         return cast("Members[Key]", counted)
+
+    def asks_for_undeclared(self, shape: Members[Key] | None, rules: Sequence[ObjectRule]) -> bool:
+        """Whether a closed object needs a member that only the failure of something else names."""
+        if shape is None or self._policy.undeclared == "allowed":
+            return False
+        if shape.names or not any(rule.is_refuting for rule in rules):
+            return False
+        named = {name for rule in rules if not rule.is_refuting for name in rule.members}
+        named.update(name for rule in rules if not rule.is_refuting for name in rule.required)
+        return any(name not in named for rule in rules for name in rule.required)
 
     def _claims(self, rules: Sequence[ObjectRule], names: Iterable[str]) -> dict[str, list[Claim]]:
         """What the rules say of the values of the members of these names."""

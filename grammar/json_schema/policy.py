@@ -19,7 +19,7 @@ class Policy:
     `whitespace`: "compact" has none; "flexible" allows, around structural characters, a line end
     and up to 32 blanks. `order`: in "declared" order properties come as the schema lists them and
     all others last; in "any" order, as they like. `undeclared`: "forbidden" keeps out of an object
-    the properties that the schema does not name where it names some and says nothing of others, as
+    the properties that the schema does not name where it lists some and says nothing of others, as
     though `additionalProperties` were false there. Raises ValueError for any other value.
     """
 

@@ -58,6 +58,7 @@ class ObjectRule:
     high: int | None = None
     demands: tuple[Demand, ...] = ()
     is_listing: bool = False  # whether the schema behind it lists properties
+    is_refuting: bool = False  # whether it says how another rule fails
     is_open: bool = False  # whether that says itself which others there may be
     # Whether it may speak of members that it does not name.
     is_wide: bool = field(init=False)

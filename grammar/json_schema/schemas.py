@@ -12,6 +12,7 @@ from palmette.grammar.json_schema.document import (
     escape_token,
     identity,
     pointer_to,
+    spelling_of,
     spend_on,
 )
 from palmette.grammar.json_schema.keywords import (
@@ -157,7 +158,8 @@ class Schemas:
         self._constants: dict[object, Claim] = {}
         self._is_dynamic = document.is_dynamic
         # Whether a reference means the same wherever it stands.
-        self._is_plain = document.is_one_resource and not document.is_dynamic
+        self._is_one = document.is_one_resource
+        self._is_plain = self._is_one and not document.is_dynamic
 
     def root(self) -> Claim:
         """That the whole schema holds."""
@@ -248,6 +250,7 @@ class Schemas:
         claim = self._known.get((pointer, scope))
         if claim is None:
             self._spend(8)
+            self.document.count(len(pointer))
             try:
                 claim = self._made(pointer, value, scope, dialect)
             except (InvalidGrammar, UnsupportedGrammar) as error:
@@ -278,8 +281,10 @@ class Schemas:
         known = self._contents.known.get(id(value))
         if known is None or known[0] is not value or known[1] is not dialect:
             known = (value, dialect, _content(value, dialect, [_COMPARED_PARTS], self._contents))
-        content = (dialect.name, comparable, known[2])
-        if content[2] is None:
+        # What a reference in it leads to depends on the resource.
+        resource = "#" if self._is_one else self.document.resource_of(pointer).pointer
+        content = (dialect.name, comparable, resource, known[2])
+        if known[2] is None:
             return Schema(pointer, value, scope, dialect).claim
         claim = self._equal.get(content)
         if claim is None:
@@ -310,10 +315,12 @@ class Schemas:
                 and keyword not in ANNOTATIONS
                 and not keyword.startswith("x-")
             ):
-                self.notes[
+                note = (
                     f"{pointer}/{escape_token(keyword)}: the keyword {keyword!r} is unknown in "
                     f"{dialect.name} and constrains nothing"
-                ] = None
+                )
+                self.document.count(len(note))
+                self.notes[note] = None
 
 
 def _is_reference(value: dict[str, Json], dialect: Dialect) -> bool:
@@ -400,10 +407,7 @@ def _content(
                 parts[0] -= len(each)
                 if parts[0] < 0:
                     return None
-                if isinstance(each, dict):  # its order may matter
-                    each = [*each.items()]
-                    each = [[name, one] for name, one in each]
-            content = ("value", identity(each))
+            content = ("value", spelling_of(each))
         if content is None:
             return None
         found.append((keyword, content))

@@ -138,6 +138,8 @@ class Shapes:
             if numbers is not None:
                 literals += numbers
                 return
+        undeclared: list[Shape] = []
+        num_before = len(shapes)
         for case in cases:
             listed = self.logic.listed(case, kind)
             if listed is not None:
@@ -150,8 +152,15 @@ class Shapes:
                 shape = self._structure(case, kind, pointer)
                 if isinstance(shape, Items) and shape.is_unique:
                     shape = self._distinct(shape)
-                if shape is not None:
+                if shape is None:
+                    continue
+                rules = [rule for rule in case if isinstance(rule, ObjectRule)]
+                if isinstance(shape, Members) and self._objects.asks_for_undeclared(shape, rules):
+                    undeclared.append(shape)
+                else:
                     shapes.append(shape)
+        if len(shapes) == num_before:
+            shapes += undeclared  # nothing else is valid
 
     def _listed_numbers(self, cases: Sequence[Conjunction]) -> list[Json] | None:
         """The numbers of all cases, if they are a few each."""

@@ -190,9 +190,7 @@ class Strings:
         except GrammarError as error:
             if error.pointer is not None:
                 raise
-            message = str(error)
-            error.args = (f"{pointer}: {message}",)
-            error.pointer = pointer
+            error.say(str(error), pointer)
             raise
 
     def _format(self, name: str, spelling: JsonString) -> Term:

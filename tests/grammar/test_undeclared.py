@@ -73,6 +73,21 @@ TABLE: list[tuple[Any, list[str], list[str]]] = [
     ({"properties": A, "not": {"required": ["b"]}}, ['{"a":1}'], ['{"c":1}']),
     # What the schema asks for cannot be forbidden.
     ({"properties": A, "minProperties": 2}, ['{"a":1,"c":2}'], []),
+    ({"properties": A, "minProperties": 1}, ['{"a":1}'], ['{"c":2}', '{"a":1,"c":2}']),
+    ({"properties": A, "not": {"maxProperties": 0}}, ['{"a":1}'], ['{"c":2}']),
+    # What must fail lists nothing, unless there is no other way.
+    (
+        {"oneOf": [{"properties": A, "required": ["a"]}, {"properties": B, "required": ["b"]}]},
+        ['{"a":1}', '{"b":1}'],
+        ['{"a":1,"b":"x"}'],
+    ),
+    ({"properties": A, "not": {"properties": B}}, ['{"b":"x"}', '{"a":1,"b":"x"}'], []),
+    # A branch that is always true leaves nothing of the others.
+    (
+        {"properties": A, "anyOf": [{"properties": B}, {}]},
+        ['{"a":1}'],
+        ['{"a":1,"b":2}'],
+    ),
     ({"properties": A, "not": {"additionalProperties": {"type": "null"}}}, ['{"c":2}'], []),
     (
         {"properties": A, "dependentRequired": {"a": ["d"]}},
