@@ -8,8 +8,8 @@ MODEL := smollm2-135m
 # Two stamps, so that the environment is installed again only when what it is made from changed.
 DEV := $(VENV)/.installed-dev
 EXAMPLES := $(VENV)/.installed-examples
-# What the package is built from; the extension in C++ where there is a compiler.
-SOURCES := pyproject.toml setup.py constraints.txt $(wildcard grammar/native/*)
+# What the package is built from; the extensions in C++ where there is a compiler.
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard grammar/native/* runtime/native/*)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 2
@@ -56,7 +56,7 @@ bench: $(EXAMPLES) ## Run every benchmark and print its figures
 
 clean: ## Remove what was built and cached; .venv and pulled models stay
 	rm -rf build dist palmette.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
-	rm -f grammar/_native.*.so $(DEV) $(EXAMPLES)  # installed again with the next target
+	rm -f grammar/_native.*.so runtime/_native.*.so $(DEV) $(EXAMPLES)  # installed again with the next target
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 $(BIN)/python:

@@ -13,7 +13,7 @@ class Limits:
     """
 
     # Processor time for one compile. Ordinary schemas take milliseconds.
-    compile_seconds: float = 1.5
+    compile_seconds: float = 1.2
     # Processor time for one mask that is not cached. Ordinary ones take about a millisecond.
     mask_seconds: float = 0.5
     # Determinised states kept per grammar, 1 KiB each. Past it the table is dropped and rebuilt

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from palmette.errors import InvalidRequest
 from palmette.protocol import JumpMode
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
+KernelsName = Literal["auto", "cpu", "torch"]
 PolicyName = Literal["program", "lpm", "fcfs"]
 
 
@@ -41,12 +42,15 @@ class ModelSection:
     """Which numbers the model computes with, and where.
 
     `dtype="auto"` takes bfloat16 where the processor multiplies it natively and float32 elsewhere;
-    float32 is the reference. `max_context` may lower the model's own limit, never raise it.
-    `chat_template` is Jinja text or the path of a file and replaces the model's own.
+    float32 is the reference. `kernels="auto"` takes our own in C++ on a CPU ("cpu"), and torch
+    where they were not built or cannot compute the model. `max_context` may lower the model's own
+    limit, never raise it. `chat_template` is Jinja text or the path of a file and replaces the
+    model's own.
     """
 
     dtype: DtypeName = "auto"
     device: str = "cpu"
+    kernels: KernelsName = "torch"
     max_context: int | None = None
     chat_template: str | None = None
     num_threads: int | None = None  # None: torch's own choice, which OMP_NUM_THREADS sets
@@ -55,6 +59,10 @@ class ModelSection:
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise InvalidRequest(
                 f"dtype must be 'auto', 'float32' or 'bfloat16', got {self.dtype!r}", param="dtype"
+            )
+        if self.kernels not in get_args(KernelsName):
+            raise InvalidRequest(
+                f"kernels must be 'auto', 'cpu' or 'torch', got {self.kernels!r}", param="kernels"
             )
         _check_int("max_context", self.max_context, 2)
         _check_int("num_threads", self.num_threads, 1)
@@ -179,6 +187,7 @@ class EngineOptions(TypedDict, total=False):
 
     dtype: DtypeName
     device: str
+    kernels: KernelsName
     max_context: int | None
     chat_template: str | None
     num_threads: int | None

@@ -170,7 +170,12 @@ class Engine:
             torch.set_num_threads(config.model.num_threads)
         path = resolve_model(model)
         tokenizer = load_tokenizer(path, chat_template=config.model.chat_template)
-        loaded = load_model(path, dtype=config.model.dtype, device=config.model.device)
+        loaded = load_model(
+            path,
+            dtype=config.model.dtype,
+            device=config.model.device,
+            kernels=config.model.kernels,
+        )
         self._assemble(str(model), loaded, tokenizer, config, time.monotonic)
 
     @classmethod

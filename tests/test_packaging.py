@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("lang", "runtime", "radix_cache", "grammar")
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "palmette", *FOLDERS)
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc", ".*_cache", "*.so")
-SOURCE_ONLY = (".md", ".cpp", ".hpp")
+SOURCE_ONLY = (".md", ".cpp", ".hpp", ".inl")
+EXTENSIONS = ("palmette/grammar/_native.cp", "palmette/runtime/_native.cp")
 
 
 @pytest.fixture(scope="module")
@@ -80,17 +81,19 @@ def test_every_module_and_data_file_is_in_the_wheel_and_nothing_else(
 ) -> None:
     expected = packaged_files(checkout)
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    found = {name for name in names if not name.startswith("palmette/grammar/_native.cp")}
+    found = {name for name in names if not name.startswith(EXTENSIONS)}
     assert "palmette/py.typed" in expected
     assert {f"palmette/{folder}/__init__.py" for folder in FOLDERS} <= expected
     assert found == expected
 
 
-def test_the_wheel_holds_the_extension_where_there_is_a_compiler(wheel: zipfile.ZipFile) -> None:
-    built = [name for name in wheel.namelist() if name.startswith("palmette/grammar/_native.cp")]
+def test_the_wheel_holds_the_extensions_where_there_is_a_compiler(wheel: zipfile.ZipFile) -> None:
+    built = sorted(name for name in wheel.namelist() if name.startswith(EXTENSIONS))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     has_compiler = shutil.which(os.environ.get("CXX", "c++")) is not None
-    assert built == ([f"palmette/grammar/_native{suffix}"] if has_compiler else [])
+    assert built == (
+        [name.removesuffix(".cp") + suffix for name in EXTENSIONS] if has_compiler else []
+    )
 
 
 def test_the_folders_reach_python_through_relative_links() -> None:
@@ -140,9 +143,10 @@ def test_a_source_distribution_builds_the_same_wheel_with_a_compiler_or_without(
     options: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     shutil.unpack_archive(archive, tmp_path / "unpacked", **options)
     (source,) = (tmp_path / "unpacked").iterdir()
-    native = {path.name for path in (checkout / "grammar" / "native").iterdir()}
-    assert native == {path.name for path in (source / "grammar" / "native").iterdir()}
-    # The extension was compiled once; without a compiler all else is the same.
+    for folder in ("grammar", "runtime"):
+        native = {path.name for path in (checkout / folder / "native").iterdir()}
+        assert native == {path.name for path in (source / folder / "native").iterdir()}
+    # The extensions were compiled once; without a compiler all else is the same.
     built = build_wheel(source, tmp_path, CC="false", CXX="false").namelist()
     assert sorted(built) == sorted(name for name in wheel.namelist() if "/_native.cp" not in name)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 HELP = {
     "dtype": "numbers to compute with; auto takes what is fast on this processor",
     "device": "where to compute",
+    "kernels": "what computes: our own in C++ on a CPU, torch, or auto for the first that can",
     "max_context": "tokens of prompt and output together, if fewer than the model takes",
     "chat_template": "Jinja text, or a file with it, instead of the model's own",
     "num_threads": "threads to compute with",

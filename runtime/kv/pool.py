@@ -69,6 +69,13 @@ class KVPool:
         return self._pages.nbytes
 
     @property
+    def memory(self) -> torch.Tensor:
+        """All pages of all layers, for kernels that read and write them in place.
+        [num_layers, 2, num_kv_heads, num_pages, page_size, head_dim]
+        """
+        return self._pages
+
+    @property
     def device(self) -> torch.device:
         return self._pages.device
 

@@ -46,10 +46,22 @@ class RotaryTable:
     def __init__(
         self, rope: RopeConfig, head_dim: int, max_context: int, device: torch.device
     ) -> None:
+        self._planes: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._cos = self._sin = torch.empty(0)
         self._frequencies = inverse_frequencies(rope, head_dim)
         self._max_context = max_context
         self._device = device
         self._fill(min(max_context, _FIRST_ROWS))
+
+    def tables(self, context_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of all positions below `context_length`, and perhaps more, for each of
+        the head_dim / 2 planes. [positions, head_dim / 2] float32 each, contiguous
+        """
+        self._reach(context_length)
+        if self._planes is None:
+            half = self._cos.shape[1] // 2
+            self._planes = self._cos[:, :half].contiguous(), self._sin[:, half:].contiguous()
+        return self._planes
 
     def rows(
         self, positions: torch.Tensor, context_length: int
@@ -57,18 +69,22 @@ class RotaryTable:
         """Cosines and signed sines, each [T, 1, head_dim] float32, of `positions` [T], all below
         `context_length`.
         """
+        self._reach(context_length)
+        return (
+            self._cos.index_select(0, positions)[:, None, :],
+            self._sin.index_select(0, positions)[:, None, :],
+        )
+
+    def _reach(self, context_length: int) -> None:
         if context_length > self._cos.shape[0]:
             if context_length > self._max_context:
                 raise ValueError(
                     f"a context of {context_length} tokens, the model has {self._max_context}"
                 )
             self._fill(min(self._max_context, max(context_length, 2 * self._cos.shape[0])))
-        return (
-            self._cos.index_select(0, positions)[:, None, :],
-            self._sin.index_select(0, positions)[:, None, :],
-        )
 
     def _fill(self, num_rows: int) -> None:
+        self._planes = None
         positions = torch.arange(num_rows, dtype=torch.float32)
         angles = positions[:, None] * self._frequencies[None, :]
         cos, sin = angles.cos(), angles.sin()

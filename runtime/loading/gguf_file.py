@@ -14,6 +14,7 @@ import torch
 from gguf import quants
 
 from palmette.errors import ModelFileError
+from palmette.runtime.kernels.cpu import Blocks
 from palmette.runtime.loading.gguf_metadata import MAX_NAME_BYTES, GGUFMetadata
 
 _MAX_DIMENSIONS = 4
@@ -75,6 +76,14 @@ class GGUFFile(GGUFMetadata):
         rows = raw.reshape(*info.shape[:-1], -1)
         decoded = quants.dequantize(rows, gguf.GGMLQuantizationType(info.kind))
         return torch.from_numpy(np.ascontiguousarray(decoded, dtype=np.float32)).view(info.shape)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A matrix as it lies in the file, rows of packed blocks; None for floats and vectors."""
+        info = self.tensors[name]
+        if info.kind in _FLOATS or len(info.shape) != 2:
+            return None
+        raw = np.frombuffer(self._bytes, np.uint8, info.num_bytes, info.offset).copy()
+        return Blocks(info.kind_name, torch.from_numpy(raw).view(info.shape[0], -1))
 
     def _tensor_info(self) -> TensorInfo:
         """The next tensor's description; its offset still counts from the start of the data."""

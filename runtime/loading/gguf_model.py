@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from palmette.errors import ModelFileError
+from palmette.runtime.kernels.cpu import Blocks
 from palmette.runtime.loading.gguf_file import GGUFFile
 from palmette.runtime.loading.gguf_metadata import Array, Scalar
 from palmette.runtime.models.config import (
@@ -120,6 +121,16 @@ class GGUFModel:
         if ".k_proj." in name:
             return _half_split(tensor, self.config.num_kv_heads)
         return tensor
+
+    def blocks(self, name: str) -> Blocks | None:
+        found = self._file.blocks(self._names[name])
+        if found is None:
+            return None
+        if ".q_proj." in name:
+            return Blocks(found.kind, _half_split(found.rows, self.config.num_heads))
+        if ".k_proj." in name:
+            return Blocks(found.kind, _half_split(found.rows, self.config.num_kv_heads))
+        return found
 
     def close(self) -> None:
         self._file.close()

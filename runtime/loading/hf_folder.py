@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from palmette.errors import ModelFileError
+from palmette.runtime.kernels.cpu import Blocks
 from palmette.runtime.loading.source import read_json
 from palmette.runtime.models.config import ModelConfig, config_from_json
 
@@ -55,6 +56,9 @@ class HFFolder:
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._handles[name].get_tensor(name)
         return tensor
+
+    def blocks(self, name: str) -> Blocks | None:
+        return None
 
     def close(self) -> None:
         self._handles.clear()

@@ -6,17 +6,22 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from palmette.errors import InvalidRequest, ModelFileError
 from palmette.runtime.attention import AttentionBackend
+from palmette.runtime.config import KernelsName
+from palmette.runtime.kernels.cpu import multiplies_bfloat16
 from palmette.runtime.layers.linear import Linear, MakeLinear
 from palmette.runtime.loading.gguf_model import GGUFModel
 from palmette.runtime.loading.hf_folder import HFFolder
 from palmette.runtime.loading.source import WeightSource, check_tensors
 from palmette.runtime.models.config import ModelConfig
+from palmette.runtime.models.cpu_llama import CpuLlama
 from palmette.runtime.models.llama import LlamaModel, tensor_shapes
+from palmette.runtime.models.model import Model
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -30,14 +35,17 @@ class LoadedModel:
     """A model in memory, and how it came there.
 
     `weights_digest` tells its weights from others where there is no file that could be hashed.
+    `kernels` names what computes it: "torch", or our own, such as "avx512".
     """
 
-    model: LlamaModel
+    model: Model
     config: ModelConfig
     dtype: torch.dtype
     dtype_reason: str
     path: Path
     num_weight_bytes: int
+    kernels: str = "torch"
+    kernels_reason: str = "asked for"
     weights_digest: str | None = None
 
 
@@ -46,36 +54,62 @@ def load_model(
     dtype: str = "auto",
     device: torch.device | str = "cpu",
     *,
+    kernels: KernelsName = "torch",
     attention: AttentionBackend | None = None,
     linear: MakeLinear = Linear,
 ) -> LoadedModel:
     """The model of a .gguf file or of a Hugging Face folder.
 
-    `dtype` is "float32", "bfloat16" or "auto": bfloat16 where the processor multiplies it
-    natively and, tried on this model's largest layer, faster. Raises ModelFileError if any tensor
+    `kernels` is "torch", "cpu" (our own in C++, see `CpuLlama`) or "auto": our own where they can
+    compute the model, and torch elsewhere. `dtype` is "float32", "bfloat16" or "auto": bfloat16
+    where the processor multiplies it natively and, in torch, tried on this model's largest layer,
+    faster. Raises ModelFileError if any tensor
     is missing, misshapen, unknown or cut off, before anything is computed with it, and
-    InvalidRequest for an unknown `dtype` or a `device` that is not here. `attention` replaces the
+    InvalidRequest for an unknown `dtype`, a `device` that is not here, or `kernels` that cannot
+    compute the model. `attention` replaces the
     default backend: `TorchAttention(share_prefixes=False)` makes bfloat16 results independent of
     which sequences share a batch, as float32 results are anyway, for slower batches with a long
-    common prefix. `linear` replaces the maker of linear maps.
+    common prefix. `linear` replaces the maker of linear maps. Both are torch's.
     """
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidRequest(
             f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}", param="dtype"
         )
+    if kernels not in get_args(KernelsName):
+        raise InvalidRequest(
+            f"kernels must be one of {', '.join(get_args(KernelsName))}, got {kernels!r}",
+            param="kernels",
+        )
     device = _usable(device)
+    is_replaced = attention is not None or linear is not Linear
     path = Path(path)
     with closing(_open(path)) as source:
         config = source.config
         check_tensors(source, tensor_shapes(config))
-        if dtype == "auto":
-            chosen, reason = _fastest(config, device)
+        own_dtype = _own_dtype(dtype)
+        refusal = _refusal(kernels, config, own_dtype, device, is_replaced)
+        if refusal is not None and kernels == "cpu":
+            raise InvalidRequest(f"kernels='cpu' cannot be used: {refusal}", param="kernels")
+        model: Model
+        if refusal is None:
+            chosen, reason = own_dtype, "asked for"
+            if dtype == "auto":
+                word = "have" if chosen == torch.bfloat16 else "do not have"
+                reason = f"the kernels for this processor {word} products of bfloat16"
+            own = CpuLlama(config, source.read, source.blocks, dtype=chosen)
+            model, name = own, own.kernels
         else:
-            chosen, reason = _DTYPES[dtype], "asked for"
-        model = LlamaModel(
-            config, source.read, dtype=chosen, device=device, attention=attention, linear=linear
-        )
+            if dtype == "auto":
+                chosen, reason = _fastest(config, device)
+            else:
+                chosen, reason = _DTYPES[dtype], "asked for"
+            name = "torch"
+            model = LlamaModel(
+                config, source.read, dtype=chosen, device=device, attention=attention, linear=linear
+            )
     return LoadedModel(
+        kernels=name,
+        kernels_reason=refusal or ("asked for" if kernels == "cpu" else "they can compute it"),
         model=model,
         config=config,
         dtype=chosen,
@@ -83,6 +117,30 @@ def load_model(
         path=path,
         num_weight_bytes=model.num_weight_bytes,
     )
+
+
+def _own_dtype(dtype: str) -> torch.dtype:
+    """What our own kernels would compute with."""
+    if dtype == "auto":
+        return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    return _DTYPES[dtype]
+
+
+def _refusal(
+    kernels: KernelsName,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    is_replaced: bool,
+) -> str | None:
+    """Why our own kernels do not compute the model, if they do not."""
+    if kernels == "torch":
+        return "torch was asked for"
+    if device.type != "cpu":
+        return f"they are for CPUs, and the device is {device}"
+    if is_replaced:
+        return "attention or linear maps of torch were asked for"
+    return CpuLlama.refusal(config, dtype)
 
 
 def _usable(device: torch.device | str) -> torch.device:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from palmette.errors import ModelFileError
+from palmette.runtime.kernels.cpu import Blocks
 from palmette.runtime.models.config import ModelConfig
 
 
@@ -33,6 +34,12 @@ class WeightSource(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor in a float type. It may be a view of the file, valid until `close`."""
+        ...
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The tensor as packed blocks in memory of its own, if it is kept so; its rows are those
+        that `read` gives.
+        """
         ...
 
     def close(self) -> None: ...

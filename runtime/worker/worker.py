@@ -19,7 +19,7 @@ from palmette.runtime.sequence import GenerationSequence, ScoringSequence
 if TYPE_CHECKING:
     from palmette.runtime.kv.host import HostPool
     from palmette.runtime.kv.pool import KVPool
-    from palmette.runtime.models.llama import LlamaModel
+    from palmette.runtime.models.model import Model
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Worker:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: Model,
         kv: KVPool,
         sampler: Sampler,
         page_size: int,

@@ -126,6 +126,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(server, "serve", lambda model, **options: seen.update(options, model=model))
     given = [
         ["--dtype", "float32", "--device", "cpu", "--max-context", "99", "--num-threads", "1"],
+        ["--kernels", "cpu"],
         ["--chat-template", "{{ x }}", "--page-size", "8", "--num-pages", "7"],
         ["--kv-memory", "1.5GiB", "--prefix-cache", "--max-batch-tokens", "33"],
         ["--host-memory", "2GiB", "--host-directory", "/somewhere"],
@@ -136,6 +137,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
     expected = {
         "dtype": "float32",
         "device": "cpu",
+        "kernels": "cpu",
         "max_context": 99,
         "num_threads": 1,
         "chat_template": "{{ x }}",

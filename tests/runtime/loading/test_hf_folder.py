@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palmette.errors import InvalidRequest, ModelFileError
+from palmette.runtime.attention import TorchAttention
+from palmette.runtime.kernels.cpu import extension
 from palmette.runtime.loading import load_model
 from tests.runtime.loading.files import write_folder
 from tests.runtime.models.tiny import expected_logits, make_batch, make_pool, oracle, random_ids
@@ -208,6 +210,35 @@ def test_a_folder_without_a_config_and_a_file_of_another_kind_are_refused(tmp_pa
 def test_an_unknown_number_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="auto, float32, bfloat16, got 'int3'"):
         load_model(tmp_path, dtype="int3")
+
+
+def test_kernels_that_are_unknown_or_cannot_compute_the_model_are_refused(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "m", oracle())  # of a vocabulary of 61
+    with pytest.raises(InvalidRequest, match="kernels must be one of auto, cpu, torch, got 'gpu'"):
+        load_model(path, kernels="gpu")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="kernels='cpu' cannot be used: ") as refused:
+        load_model(path, kernels="cpu")
+    assert refused.value.param == "kernels"
+    chosen = load_model(path, kernels="auto")
+    assert chosen.kernels == "torch"
+    assert chosen.kernels_reason != "asked for"
+    assert load_model(path).kernels_reason == "torch was asked for"
+
+
+@pytest.mark.skipif(extension() is None, reason="the extension was not built")
+def test_kernels_of_our_own_compute_a_folder(tmp_path: Path) -> None:
+    model = oracle(vocab_size=64, hidden_size=64, intermediate_size=96)
+    path = write_folder(tmp_path / "m", model)
+    own, torchs = load_model(path, dtype="float32", kernels="auto"), load_model(path, "float32")
+    assert own.kernels in extension().available()
+    batch = make_batch([([1, 5, 9, 13, 4], 0, [0, 1])], every_row=True)
+    expected = torchs.model.forward(batch, make_pool(torchs.config))
+    assert torch.allclose(own.model.forward(batch, make_pool(own.config)), expected, atol=1e-4)
+    asked = load_model(path, kernels="cpu")
+    assert asked.kernels_reason == "asked for"
+    assert "bfloat16" in asked.dtype_reason
+    with pytest.raises(InvalidRequest, match="attention or linear maps of torch were asked for"):
+        load_model(path, kernels="cpu", attention=TorchAttention())
 
 
 @pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99", ""])

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from palmette.errors import ModelFileError
+from palmette.runtime.kernels.cpu import extension
 from palmette.runtime.loading import LoadedModel, load_model
 from tests.runtime.models.tiny import expected_logits, make_batch, make_pool
 
@@ -123,6 +124,28 @@ def test_bfloat16_prefers_the_same_tokens(smollm2: Path, loaded: LoadedModel) ->
     exact, rounded = exact.log_softmax(-1), rounded.log_softmax(-1)
     divergence = (exact.exp() * (exact - rounded)).sum(-1)
     assert divergence.mean() < 0.02
+
+
+@pytest.mark.skipif(extension() is None, reason="the extension was not built")
+def test_kernels_of_our_own_keep_blocks_packed_and_equal_torch(
+    smollm2: Path, loaded: LoadedModel
+) -> None:
+    own = load_model(smollm2, dtype="float32", kernels="cpu")
+    assert own.num_weight_bytes < 100e6 < loaded.num_weight_bytes / 5
+    prompts = [token_ids(n, seed=n) for n in (1, 37, 150)]
+    tables = [[0], [1, 2, 3], [*range(4, 14)]]
+    batch = make_batch(
+        [(ids, 0, table) for ids, table in zip(prompts, tables, strict=True)],
+        page_size=PAGE_SIZE,
+        every_row=True,
+    )
+    expected = loaded.model.forward(batch, make_pool(loaded.config, 14, PAGE_SIZE))
+    found = own.model.forward(batch, make_pool(loaded.config, 14, PAGE_SIZE))
+    assert (found - expected).abs().max() < 1e-3
+    half = load_model(smollm2, dtype="bfloat16", kernels="cpu")
+    kv = make_pool(loaded.config, 14, PAGE_SIZE, torch.bfloat16)
+    near, exact = half.model.forward(batch, kv).log_softmax(-1), expected.log_softmax(-1)
+    assert (exact.exp() * (exact - near)).sum(-1).mean() < 0.02
 
 
 def test_a_truncated_copy_is_refused_by_name(smollm2: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Kernels of our own: the operations of a step, made for a kind of processor."""

@@ -1,0 +1,161 @@
+"""The kernels in C++ for CPUs: whether they are here, and weights in their layout.
+
+The extension is built where there is a compiler, and chooses among what it was compiled for by what
+the processor has. The environment variable PALMETTE_KERNELS chooses instead: `base`, `avx2`,
+`avx512`, `avx512_bf16`, or `torch` for none of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from palmette.errors import InvalidRequest
+
+_VARIABLE = "PALMETTE_KERNELS"
+TILE = 16  # outputs that are multiplied together
+BLOCK = 32  # inputs that share a scale, of a weight in blocks
+
+
+class Format(IntEnum):
+    """How a weight is kept. Of 4 and 8 bits, 32 inputs of an output share scale and offset."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    Q4 = 2
+    Q8 = 3
+
+
+class _Source(IntEnum):
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q8_0 = 4
+
+
+# GGUF's types of blocks that stay packed, and what they are kept as.
+BLOCK_FORMATS = {"Q4_0": Format.Q4, "Q4_1": Format.Q4, "Q8_0": Format.Q8}
+
+
+@cache
+def extension() -> Any:
+    """The extension, or None where it was not built."""
+    try:
+        from palmette.runtime import _native
+    except ImportError:
+        return None
+    return _native
+
+
+def kernels_for(dtype: torch.dtype) -> str | None:
+    """The name of the kernels that serve models of that type best here; None if there are none.
+
+    Those for bfloat16 round what goes into a product to it, so float32 is served by others. Raises
+    InvalidRequest if PALMETTE_KERNELS names what this processor cannot run.
+    """
+    chosen = os.environ.get(_VARIABLE, "")
+    if extension() is None or chosen == "torch":
+        return None
+    names: list[str] = extension().available()
+    if chosen:
+        if chosen not in names:
+            raise InvalidRequest(
+                f"{_VARIABLE} is {chosen!r}; this processor can run {', '.join(names)}, torch"
+            )
+        names = names[: names.index(chosen) + 1]
+    if dtype == torch.float32:
+        names = [name for name in names if not extension().takes_bf16(name, Format.BFLOAT16)]
+    return names[-1]
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether there are kernels that multiply bfloat16 as such."""
+    name = kernels_for(torch.bfloat16)
+    return name is not None and bool(extension().takes_bf16(name, Format.BFLOAT16))
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight of GGUF as it lies in the file: `kind` names the type, `rows` is [n, bytes]."""
+
+    kind: str
+    rows: torch.Tensor  # uint8
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class PackedLinear:
+    """A weight in tiles of 16 outputs, in memory of its own."""
+
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor | Blocks],
+        num_inputs: int,
+        *,
+        dtype: torch.dtype,
+        biases: Sequence[torch.Tensor] = (),
+        interleaved: bool = False,
+    ) -> None:
+        """The map whose outputs are those of all `parts`, one after the other.
+
+        Parts are weights [n, num_inputs] in a float type, which are kept in `dtype`, or blocks of
+        one kind, which stay as they are. `interleaved`: 16 outputs of each part in turn. Raises
+        ValueError for shapes that cannot be cut into tiles.
+        """
+        native = extension()
+        num_outputs = sum(map(len, parts))
+        first = parts[0]
+        if isinstance(first, Blocks):
+            source = _Source[first.kind]
+            self.format = BLOCK_FORMATS[first.kind]
+            rows = torch.cat([part.rows for part in parts if isinstance(part, Blocks)])
+        else:
+            weights = [part for part in parts if isinstance(part, torch.Tensor)]
+            kept = all(part.dtype == torch.bfloat16 for part in weights)
+            taken = torch.bfloat16 if kept else torch.float32
+            source = _Source.BFLOAT16 if kept else _Source.FLOAT32
+            self.format = Format.BFLOAT16 if dtype == torch.bfloat16 else Format.FLOAT32
+            rows = torch.cat([part.to(taken) for part in weights])
+        if not num_outputs or num_outputs % TILE or num_inputs % BLOCK:
+            raise ValueError(f"[{num_outputs}, {num_inputs}] cannot be cut into tiles")
+        order = np.arange(num_outputs, dtype=np.int64)
+        if interleaved:
+            order = order.reshape(len(parts), -1, TILE).swapaxes(0, 1).reshape(-1)
+        order = np.ascontiguousarray(order)
+        num_bytes = num_outputs // TILE * native.tile_bytes(self.format, num_inputs)
+        self.num_outputs = num_outputs
+        self.weight = torch.empty(num_bytes, dtype=torch.uint8)
+        native.pack(
+            source,
+            rows.data_ptr(),
+            order.ctypes.data,
+            num_outputs,
+            num_inputs,
+            self.format,
+            self.weight.data_ptr(),
+            torch.get_num_threads(),
+        )
+        self.bias = None
+        if biases:
+            self.bias = torch.cat([each.float() for each in biases])[torch.from_numpy(order)]
+            self.bias = self.bias.contiguous()
+        self.handle = native.Linear(
+            self.weight.data_ptr(),
+            0 if self.bias is None else self.bias.data_ptr(),
+            num_outputs,
+            num_inputs,
+            self.format,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)

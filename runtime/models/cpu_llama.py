@@ -1,0 +1,215 @@
+"""The Llama family on a CPU: a whole step in one call of the kernels in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from palmette.runtime.forward_batch import ForwardBatch
+from palmette.runtime.kernels.cpu import (
+    BLOCK,
+    BLOCK_FORMATS,
+    TILE,
+    Blocks,
+    PackedLinear,
+    extension,
+    kernels_for,
+)
+from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.layers.rotary import RotaryTable
+from palmette.runtime.models.config import ModelConfig
+from palmette.runtime.models.llama import EMBEDDING, FINAL_NORM, HEAD
+
+Read = Callable[[str], torch.Tensor]
+ReadBlocks = Callable[[str], Blocks | None]
+
+
+class CpuLlama:
+    """As `LlamaModel`, over packed weights and with sums in a fixed order.
+
+    Each output of a product is summed in the order of the inputs, and a row of attention over its
+    keys in their order, 64 from a multiple of 64 on together: what stands beside a row in a batch,
+    chunks and threads change no bit of it. Weights in GGUF's blocks of 4 and 8 bits stay what they
+    are, all others are kept in `dtype`. With the kernels for bfloat16, what goes into a product
+    with weights of bfloat16 or 4 bits is rounded to it; all else is float32.
+    """
+
+    is_batch_invariant = True
+
+    def __init__(
+        self, config: ModelConfig, read: Read, blocks: ReadBlocks, *, dtype: torch.dtype
+    ) -> None:
+        """`read(name)` gives a tensor of `tensor_shapes(config)`; `blocks(name)` the same packed,
+        if it is. Raises ValueError where `refusal` has a reason.
+        """
+        reason = self.refusal(config, dtype)
+        if reason is not None:
+            raise ValueError(reason)
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device("cpu")
+        kernels = kernels_for(dtype)
+        assert kernels is not None
+        self.kernels = kernels
+        self._read = read
+        self._blocks = blocks
+        self._kept: list[torch.Tensor] = []  # what the kernels have the addresses of
+        self._linears: list[PackedLinear] = []
+        with torch.inference_mode():
+            self._layers = [self._layer(f"model.layers.{i}.") for i in range(config.num_layers)]
+            self._embedding = self._linear([EMBEDDING])
+            self._head = self._embedding
+            if not config.tie_word_embeddings:
+                self._head = self._linear([HEAD])
+            self._final_norm = self._vector(FINAL_NORM)
+            self._rotary = RotaryTable(
+                config.rope, config.head_dim, config.max_context, self.device
+            )
+        del self._read, self._blocks
+        self._step = self._made(torch.get_num_threads())
+
+    @staticmethod
+    def refusal(config: ModelConfig, dtype: torch.dtype) -> str | None:
+        """Why the kernels cannot compute this model, if they cannot."""
+        native = extension()
+        if native is None:
+            return "the extension in C++ was not built"
+        if kernels_for(dtype) is None:
+            return "PALMETTE_KERNELS is torch"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"there are no kernels for {dtype}"
+        group = config.num_heads // config.num_kv_heads
+        if config.head_dim % 16 or config.head_dim > native.MAX_HEAD_DIM:
+            return f"heads of {config.head_dim} numbers are not a multiple of 16, or too large"
+        if group > native.MAX_HEADS_TOGETHER:
+            return f"{group} query heads for one of keys are too many"
+        for what, size, step in (
+            ("hidden_size", config.hidden_size, BLOCK),
+            ("intermediate_size", config.intermediate_size, BLOCK),
+            ("num_heads * head_dim", config.q_size, BLOCK),
+            ("vocab_rows", config.vocab_rows, TILE),
+        ):
+            if size % step:
+                return f"{what}, {size}, is not a multiple of {step}"
+        return None
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes held for weights."""
+        kept = sum(tensor.nbytes for tensor in self._kept)
+        return kept + sum(linear.num_bytes for linear in self._linears)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """Logits of `batch.logit_rows` [R, vocab_rows] float32; keys and values go into `kv`.
+
+        Raises ValueError for a batch that reaches outside the pool, the vocabulary or itself.
+        """
+        num_threads = torch.get_num_threads()
+        if num_threads != self._step.num_threads:
+            self._step = self._made(num_threads)
+        num_logits = len(batch.logit_rows)
+        logits = torch.empty(num_logits, self.config.vocab_rows)
+        tables = [
+            table[: -(-length // kv.page_size)]
+            for table, length in zip(batch.page_tables, batch.context_lengths, strict=True)
+        ]
+        pages = np.fromiter(chain.from_iterable(tables), np.int64)
+        first_pages = np.cumsum([0, *map(len, tables)], dtype=np.int64)
+        query_starts = np.array(batch.query_starts, np.int64)
+        context_lengths = np.array(batch.context_lengths, np.int64)
+        cosines, sines = self._rotary.tables(max(batch.context_lengths))
+        self._step.forward(
+            {
+                "num_rows": batch.num_tokens,
+                "num_sequences": batch.num_sequences,
+                "num_logits": num_logits,
+                "num_positions": len(cosines),
+                "token_ids": batch.token_ids.data_ptr(),
+                "positions": batch.positions.data_ptr(),
+                "slots": batch.slots.data_ptr(),
+                "query_starts": query_starts.ctypes.data,
+                "context_lengths": context_lengths.ctypes.data,
+                "pages": pages.ctypes.data,
+                "first_pages": first_pages.ctypes.data,
+                "logit_rows": batch.logit_rows.data_ptr(),
+                "cosines": cosines.data_ptr(),
+                "sines": sines.data_ptr(),
+            },
+            kv.memory.data_ptr(),
+            kv.num_pages,
+            kv.page_size,
+            kv.dtype == torch.bfloat16,
+            logits.data_ptr(),
+        )
+        return logits
+
+    def _made(self, num_threads: int) -> Any:
+        config = self.config
+        step = extension().Llama(
+            self.kernels,
+            num_threads,
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.vocab_rows,
+            config.rms_norm_eps,
+            config.head_dim**-0.5,
+        )
+        for parts in self._layers:
+            step.add(*parts)
+        step.finish(self._final_norm, self._embedding.handle, self._head.handle)
+        return step
+
+    def _layer(self, name: str) -> tuple[Any, ...]:
+        attn, mlp, config = name + "self_attn.", name + "mlp.", self.config
+        queries = [f"{attn}{part}_proj" for part in "qkv"]
+        return (
+            self._vector(name + "input_layernorm.weight"),
+            self._linear(queries, has_bias=config.attention_bias).handle,
+            self._linear([attn + "o_proj"], has_bias=config.attention_bias).handle,
+            self._vector(name + "post_attention_layernorm.weight"),
+            self._linear(
+                [mlp + "gate_proj", mlp + "up_proj"], has_bias=config.mlp_bias, interleaved=True
+            ).handle,
+            self._linear([mlp + "down_proj"], has_bias=config.mlp_bias).handle,
+        )
+
+    def _linear(
+        self, names: list[str], *, has_bias: bool = False, interleaved: bool = False
+    ) -> PackedLinear:
+        weights = [name if name.endswith(".weight") else f"{name}.weight" for name in names]
+        blocks = [self._blocks(name) for name in weights]
+        packed = [each for each in blocks if each is not None and each.kind in BLOCK_FORMATS]
+        parts: list[torch.Tensor | Blocks] = [*packed]
+        if len(packed) < len(names) or len({each.kind for each in packed}) > 1:
+            parts = [self._read(name) for name in weights]
+        num_inputs = self._inputs(names[0])
+        linear = PackedLinear(
+            parts,
+            num_inputs,
+            dtype=self.dtype,
+            biases=[self._read(f"{name}.bias") for name in names] if has_bias else (),
+            interleaved=interleaved,
+        )
+        self._linears.append(linear)
+        return linear
+
+    def _inputs(self, name: str) -> int:
+        if name.endswith("o_proj"):
+            return self.config.q_size
+        if name.endswith("down_proj"):
+            return self.config.intermediate_size
+        return self.config.hidden_size
+
+    def _vector(self, name: str) -> int:
+        """The address of a tensor [hidden_size] that is kept as float32."""
+        tensor = self._read(name).float().clone().contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()

@@ -1,0 +1,88 @@
+// The operations of a step, as one table per kind of processor.
+
+#pragma once
+
+#include <cstdint>
+
+namespace palmette {
+
+// How the weight of a linear map is kept. All are cut into tiles of 16 outputs, one after the
+// other; within a tile, what belongs to one step along the inputs lies together, output by output.
+enum class Format : int32_t {
+    f32 = 0,   // [K][16] float
+    bf16 = 1,  // [K / 2][16][2] bfloat16
+    q4 = 2,    // for each 32 inputs: [16] half scales, [16] half offsets, [4][16] words of 8 nibbles
+    q8 = 3,    // for each 32 inputs: [16] half scales, [8][16] words of 4 signed bytes
+};
+
+constexpr int64_t kTile = 16;
+
+// Bytes of one tile of a weight with K inputs.
+constexpr int64_t tile_bytes(Format format, int64_t k) {
+    return format == Format::f32    ? k * 64
+           : format == Format::bf16 ? k * 32
+           : format == Format::q4   ? k / 32 * (32 + 32 + 256)
+                                    : k / 32 * (32 + 512);
+}
+
+// What becomes of a tile of products.
+enum class Ending : int32_t {
+    set = 0,    // y = product + bias
+    add = 1,    // y += product + bias
+    gated = 2,  // of two tiles: y = silu(first) * second
+};
+
+struct Linear {
+    const uint8_t* weight;
+    const float* bias;  // [N], or null
+    int64_t n, k;       // n is a multiple of 16, k of 32
+    Format format;
+};
+
+// Of one sequence, the rows that are computed and what they see.
+struct Span {
+    int64_t first_row, num_rows;   // rows of the batch
+    int64_t num_keys;              // that the last of them sees; each before it one less
+    const int64_t* pages;          // those of the sequence
+};
+
+struct Heads {
+    int64_t num_heads, num_kv_heads, dim;
+    int64_t page_size, num_pages;
+    int64_t window;  // keys that a row sees at most; 0: all
+    bool is_bf16;    // the pages
+};
+
+// Query heads that go through the keys together; more of one head of keys are not supported.
+constexpr int64_t kMaxQueriesTogether = 24;
+constexpr int64_t kMaxHeadDim = 256;  // and a multiple of 16
+
+struct Kernels {
+    const char* name;
+    // Whether rows that are multiplied with weights of a format are bfloat16 (else float).
+    bool takes_bf16[4];
+
+    // y[rows][ldy] from x[rows][ldx] for the tiles first_tile <= t < last_tile.
+    // `sums` [rows][k / 32]: those of each 32 inputs, for weights with offsets.
+    void (*multiply)(const Linear&, const void* x, int64_t ldx, const float* sums, int64_t rows,
+                     float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending);
+    // The sums of each 32 of `n` numbers, as they are multiplied.
+    void (*sum_blocks)(const void* x, bool is_bf16, int64_t n, float* out);
+    // out[i] = x[i] / rms(x) * weight, as float or bfloat16.
+    void (*normalize)(const float* x, const float* weight, float epsilon, int64_t n, void* out,
+                      bool to_bf16);
+    void (*round)(const float* x, int64_t n, uint16_t* out);
+    // Turns pairs (i, i + dim / 2) of a head by the angles whose cosines and sines are given
+    // [dim / 2].
+    void (*turn)(float* head, int64_t dim, const float* cosines, const float* sines);
+    // Attention of the rows first <= r < last of a span, for one head of keys and values.
+    void (*attend)(const Heads&, const Span&, int64_t kv_head, int64_t first, int64_t last,
+                   const float* queries, int64_t ldq, const void* keys, const void* values,
+                   float* out, int64_t ldo);
+};
+
+
+extern const Kernels kernels_of_base, kernels_of_avx2, kernels_of_avx512,
+    kernels_of_avx512_bf16;
+
+}  // namespace palmette

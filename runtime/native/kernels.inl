@@ -1,0 +1,370 @@
+// The operations, written once: included by a file for each kind of processor, which says how many
+// rows fit its registers (PALMETTE_ROWS) and gives its table a name.
+
+#include <cmath>
+#include <type_traits>
+
+#include "kernels.hpp"
+#include "vec.hpp"
+
+namespace palmette {
+namespace {
+
+constexpr int kRows = PALMETTE_ROWS;
+constexpr int64_t kBlock = 32;  // inputs that share a scale
+
+// Products of R rows with one tile, each summed in the order of the inputs.
+template <Format format, int R>
+PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_t ldx, const float* sums,
+                    int64_t lds, Floats* y) {
+    Floats acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = all(0.0f);
+    if constexpr (format == Format::f32) {
+        for (int64_t i = 0; i < k; ++i) {
+            const Floats wi = load<Floats>(w + 64 * i);
+            for (int r = 0; r < R; ++r) acc[r] += wi * all(x[r * ldx + i]);
+        }
+    } else if constexpr (format == Format::bf16) {
+        for (int64_t i = 0; i < k; i += 2) {
+            const Words both = load<Words>(w + 32 * i);
+            const Floats even = as_floats(both << 16), odd = as_floats(both & 0xffff0000u);
+            for (int r = 0; r < R; ++r) {
+                acc[r] += even * all(x[r * ldx + i]);
+                acc[r] += odd * all(x[r * ldx + i + 1]);
+            }
+        }
+    } else if constexpr (format == Format::q4) {
+        for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
+            const float* xb = x + b * kBlock;
+            Floats part[R];
+            for (int r = 0; r < R; ++r) part[r] = all(0.0f);
+            for (int quarter = 0; quarter < 4; ++quarter) {
+                const Words packed = load<Words>(w + 64 + 64 * quarter);
+                for (int pair = 0; pair < 4; ++pair) {
+                    const Words low = (packed >> (4 * pair)) & 15u;
+                    const Words high = (packed >> (16 + 4 * pair)) & 15u;
+                    const Floats even = to_floats(as_ints(low));
+                    const Floats odd = to_floats(as_ints(high));
+                    const int64_t i = 8 * quarter + 2 * pair;
+                    for (int r = 0; r < R; ++r) {
+                        part[r] += even * all(xb[r * ldx + i]);
+                        part[r] += odd * all(xb[r * ldx + i + 1]);
+                    }
+                }
+            }
+            const Floats scale = from_half(load<Halves>(w));
+            const Floats offset = from_half(load<Halves>(w + 32));
+            for (int r = 0; r < R; ++r) {
+                acc[r] += scale * part[r];
+                acc[r] += offset * all(sums[r * lds + b]);
+            }
+        }
+    } else {
+        for (int64_t b = 0; b < k / kBlock; ++b, w += 544) {
+            const float* xb = x + b * kBlock;
+            Floats part[R];
+            for (int r = 0; r < R; ++r) part[r] = all(0.0f);
+            for (int64_t i = 0; i < kBlock; i += 4) {
+                const Words packed = load<Words>(w + 32 + 16 * i);
+                for (int j = 0; j < 4; ++j) {
+                    const Floats value = to_floats(as_ints(packed << (24 - 8 * j)) >> 24);
+                    for (int r = 0; r < R; ++r) part[r] += value * all(xb[r * ldx + i + j]);
+                }
+            }
+            const Floats scale = from_half(load<Halves>(w));
+            for (int r = 0; r < R; ++r) acc[r] += scale * part[r];
+        }
+    }
+    for (int r = 0; r < R; ++r) y[r] = acc[r];
+}
+
+PALMETTE_INLINE Floats silu(Floats x) { return x / (exp(all(0.0f) - x) + 1.0f); }
+
+template <Format format, int R>
+inline void tiles(const Linear& linear, const float* x, int64_t ldx, const float* sums, float* y,
+                  int64_t ldy, int64_t tile, Ending ending) {
+    const int64_t lds = linear.k / kBlock, size = tile_bytes(format, linear.k);
+    const uint8_t* w = linear.weight + tile * size;
+    Floats first[R];
+    product<format, R>(w, linear.k, x, ldx, sums, lds, first);
+    if (linear.bias) {
+        const Floats bias = load<Floats>(linear.bias + tile * kTile);
+        for (int r = 0; r < R; ++r) first[r] += bias;
+    }
+    if (ending == Ending::gated) {
+        Floats second[R];
+        product<format, R>(w + size, linear.k, x, ldx, sums, lds, second);
+        if (linear.bias) {
+            const Floats bias = load<Floats>(linear.bias + (tile + 1) * kTile);
+            for (int r = 0; r < R; ++r) second[r] += bias;
+        }
+        for (int r = 0; r < R; ++r) {
+            store(y + r * ldy + tile / 2 * kTile, silu(first[r]) * second[r]);
+        }
+        return;
+    }
+    float* at = y + tile * kTile;
+    for (int r = 0; r < R; ++r) {
+        if (ending == Ending::add) first[r] += load<Floats>(at + r * ldy);
+        store(at + r * ldy, first[r]);
+    }
+}
+
+template <Format format, int R>
+inline void rows_of(const Linear& linear, const float* x, int64_t ldx, const float* sums,
+                    int64_t rows, float* y, int64_t ldy, int64_t tile, Ending ending) {
+    if (rows == R) {
+        tiles<format, R>(linear, x, ldx, sums, y, ldy, tile, ending);
+    } else if constexpr (R > 1) {
+        rows_of<format, R - 1>(linear, x, ldx, sums, rows, y, ldy, tile, ending);
+    }
+}
+
+template <Format format>
+void multiply_as(const Linear& linear, const void* x, int64_t ldx, const float* sums, int64_t rows,
+                 float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
+    const auto* inputs = static_cast<const float*>(x);
+    const int64_t step = ending == Ending::gated ? 2 : 1, lds = linear.k / kBlock;
+    for (int64_t tile = first_tile; tile < last_tile; tile += step) {
+        for (int64_t row = 0; row < rows; row += kRows) {
+            const int64_t count = rows - row < kRows ? rows - row : kRows;
+            rows_of<format, kRows>(linear, inputs + row * ldx, ldx, sums + row * lds, count,
+                                   y + row * ldy, ldy, tile, ending);
+        }
+    }
+}
+
+void multiply(const Linear& linear, const void* x, int64_t ldx, const float* sums, int64_t rows,
+              float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
+    const auto run = linear.format == Format::f32    ? multiply_as<Format::f32>
+                     : linear.format == Format::bf16 ? multiply_as<Format::bf16>
+                     : linear.format == Format::q4   ? multiply_as<Format::q4>
+                                                     : multiply_as<Format::q8>;
+    run(linear, x, ldx, sums, rows, y, ldy, first_tile, last_tile, ending);
+}
+
+void sum_blocks(const void* x, bool is_bf16, int64_t n, float* out) {
+    for (int64_t b = 0; b < n / kBlock; ++b) {
+        Floats low, high;
+        if (is_bf16) {
+            const auto* from = static_cast<const uint16_t*>(x) + b * kBlock;
+            low = from_bf16(load<Halves>(from));
+            high = from_bf16(load<Halves>(from + 16));
+        } else {
+            const auto* from = static_cast<const float*>(x) + b * kBlock;
+            low = load<Floats>(from);
+            high = load<Floats>(from + 16);
+        }
+        out[b] = sum(low + high);
+    }
+}
+
+void normalize(const float* x, const float* weight, float epsilon, int64_t n, void* out,
+               bool is_bf16) {
+    Floats squares = all(0.0f);
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const Floats v = load<Floats>(x + i);
+        squares += v * v;
+    }
+    const Floats scale = all(1.0f / std::sqrt(sum(squares) / static_cast<float>(n) + epsilon));
+    for (int64_t i = 0; i < n; i += kLanes) {
+        const Floats v = load<Floats>(x + i) * scale * load<Floats>(weight + i);
+        if (is_bf16) {
+            store(static_cast<uint16_t*>(out) + i, to_bf16(v));
+        } else {
+            store(static_cast<float*>(out) + i, v);
+        }
+    }
+}
+
+void round_to_bf16(const float* x, int64_t n, uint16_t* out) {
+    for (int64_t i = 0; i < n; i += kLanes) store(out + i, to_bf16(load<Floats>(x + i)));
+}
+
+void turn(float* head, int64_t dim, const float* cosines, const float* sines) {
+    const int64_t half = dim / 2;
+    int64_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        const Floats a = load<Floats>(head + i), b = load<Floats>(head + half + i);
+        const Floats c = load<Floats>(cosines + i), s = load<Floats>(sines + i);
+        store(head + i, a * c - b * s);
+        store(head + half + i, b * c + a * s);
+    }
+    for (; i < half; ++i) {
+        const float a = head[i], b = head[half + i];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[half + i] = b * cosines[i] + a * sines[i];
+    }
+}
+
+// Attention. Keys are taken 64 at a time from a multiple of 64 on, whatever the batch, so that a
+// row's sums are the same wherever it is computed: scores over the dimensions in their order, then
+// a running softmax (Milakov and Gimelshein, arXiv:1805.02867), then values in the order of keys.
+
+constexpr int64_t kKeys = 64;
+constexpr int kQueries = 8;         // heads that are multiplied with a key at once
+constexpr int64_t kMaxQueries = kMaxQueriesTogether;
+constexpr int64_t kMaxDim = kMaxHeadDim;
+
+template <bool is_bf16> inline Floats load_kv(const void* base, int64_t index) {
+    if constexpr (is_bf16) return from_bf16(load<Halves>(static_cast<const uint16_t*>(base) + index));
+    return load<Floats>(static_cast<const float*>(base) + index);
+}
+
+template <int R>
+inline void score(const float* const* queries, const float* keys, int64_t dim, float* scores) {
+    Floats acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = all(0.0f);
+    for (int64_t d = 0; d < dim; ++d) {
+        const Floats k = load<Floats>(keys + d * kLanes);
+        for (int r = 0; r < R; ++r) acc[r] += k * all(queries[r][d]);
+    }
+    for (int r = 0; r < R; ++r) store(scores + r * kKeys, acc[r]);
+}
+
+template <int R>
+inline void scores_of(int64_t count, const float* const* queries, const float* keys, int64_t dim,
+                      float* scores) {
+    if (count == R) {
+        score<R>(queries, keys, dim, scores);
+    } else if constexpr (R > 1) {
+        scores_of<R - 1>(count, queries, keys, dim, scores);
+    }
+}
+
+template <bool is_bf16, int R>
+inline void gather(const void* values, const int64_t* where, int64_t num_keys, const float* weights,
+                   int64_t d, float* sums, int64_t ld) {
+    Floats acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = load<Floats>(sums + r * ld + d);
+    for (int64_t j = 0; j < num_keys; ++j) {
+        const Floats v = load_kv<is_bf16>(values, where[j] + d);
+        for (int r = 0; r < R; ++r) acc[r] += v * all(weights[r * kKeys + j]);
+    }
+    for (int r = 0; r < R; ++r) store(sums + r * ld + d, acc[r]);
+}
+
+template <bool is_bf16, int R>
+inline void gather_of(int64_t count, const void* values, const int64_t* where, int64_t num_keys,
+                      const float* weights, int64_t dim, float* sums) {
+    if (count == R) {
+        for (int64_t d = 0; d < dim; d += kLanes)
+            gather<is_bf16, R>(values, where, num_keys, weights, d, sums, dim);
+    } else if constexpr (R > 1) {
+        gather_of<is_bf16, R - 1>(count, values, where, num_keys, weights, dim, sums);
+    }
+}
+
+template <bool is_bf16>
+void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
+                 const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
+                 int64_t ldo) {
+    const int64_t group = heads.num_heads / heads.num_kv_heads, dim = heads.dim;
+    const int64_t count = (last - first) * group;
+    const float* query[kMaxQueries];
+    int64_t low[kMaxQueries], high[kMaxQueries];  // the keys that each sees
+    float peak[kMaxQueries], total[kMaxQueries];
+    alignas(64) float sums[kMaxQueries * kMaxDim];
+    alignas(64) float scores[kMaxQueries * kKeys];
+    alignas(64) float block[kMaxDim * kLanes];
+    int64_t where[kKeys];
+    int64_t lowest = INT64_MAX, highest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = first + i / group;
+        query[i] = queries + (span.first_row + row) * ldq + (kv_head * group + i % group) * dim;
+        high[i] = span.num_keys - (span.num_rows - 1 - row);
+        low[i] = heads.window && high[i] > heads.window ? high[i] - heads.window : 0;
+        lowest = low[i] < lowest ? low[i] : lowest;
+        highest = high[i] > highest ? high[i] : highest;
+        peak[i] = -INFINITY;
+        total[i] = 0.0f;
+    }
+    std::memset(sums, 0, sizeof(float) * static_cast<size_t>(count * dim));
+    const int64_t plane = kv_head * heads.num_pages * heads.page_size * dim;
+    for (int64_t start = lowest / kKeys * kKeys; start < highest; start += kKeys) {
+        const int64_t num_keys = highest - start < kKeys ? highest - start : kKeys;
+        for (int64_t j = 0; j < num_keys; ++j) {
+            const int64_t at = start + j;
+            where[j] = plane + (span.pages[at / heads.page_size] * heads.page_size +
+                                at % heads.page_size) * dim;
+        }
+        for (int64_t part = 0; part < num_keys; part += kLanes) {
+            const int64_t here = num_keys - part < kLanes ? num_keys - part : kLanes;
+            for (int64_t d = 0; d < dim; d += kLanes) {
+                Floats v[16];
+                for (int64_t j = 0; j < kLanes; ++j) {
+                    v[j] = load_kv<is_bf16>(keys, where[part + (j < here ? j : here - 1)] + d);
+                }
+                transpose(v);
+                for (int i = 0; i < 16; ++i) store(block + (d + i) * kLanes, v[i]);
+            }
+            for (int64_t i = 0; i < count; i += kQueries) {
+                scores_of<kQueries>(count - i < kQueries ? count - i : kQueries, query + i, block,
+                                    dim, scores + i * kKeys + part);
+            }
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            float* own = scores + i * kKeys;
+            for (int64_t j = num_keys; j < kKeys; ++j) own[j] = -INFINITY;
+            for (int64_t j = start; j < low[i] && j < start + kKeys; ++j) own[j - start] = -INFINITY;
+            for (int64_t j = high[i] > start ? high[i] - start : 0; j < kKeys; ++j) own[j] = -INFINITY;
+            Floats s[4];
+            for (int k = 0; k < 4; ++k) s[k] = load<Floats>(own + k * kLanes);
+            const float most = largest(max(max(s[0], s[1]), max(s[2], s[3])));
+            if (most == -INFINITY) {
+                for (int k = 0; k < 4; ++k) store(own + k * kLanes, all(0.0f));
+                continue;
+            }
+            const float before = peak[i], now = most > before ? most : before;
+            for (int k = 0; k < 4; ++k) {
+                s[k] = exp(s[k] - all(now));
+                store(own + k * kLanes, s[k]);
+            }
+            const float added = sum((s[0] + s[1]) + (s[2] + s[3]));
+            if (now != before) {
+                const Floats scale = exp(all(before - now));
+                total[i] *= scale.p[0][0];
+                for (int64_t d = 0; d < dim; d += kLanes) {
+                    store(sums + i * dim + d, load<Floats>(sums + i * dim + d) * scale);
+                }
+                peak[i] = now;
+            }
+            total[i] += added;
+        }
+        for (int64_t i = 0; i < count; i += kQueries) {
+            gather_of<is_bf16, kQueries>(count - i < kQueries ? count - i : kQueries, values, where,
+                                         num_keys, scores + i * kKeys, dim, sums + i * dim);
+        }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        float* to = out + (span.first_row + first + i / group) * ldo + (kv_head * group + i % group) * dim;
+        const Floats share = all(1.0f / total[i]);
+        for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load<Floats>(sums + i * dim + d) * share);
+    }
+}
+
+void attend(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
+            const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
+            int64_t ldo) {
+    const int64_t group = heads.num_heads / heads.num_kv_heads;
+    const int64_t step = kMaxQueries / group > 0 ? kMaxQueries / group : 1;
+    for (int64_t row = first; row < last; row += step) {
+        const int64_t end = row + step < last ? row + step : last;
+        if (heads.is_bf16) {
+            attend_some<true>(heads, span, kv_head, row, end, queries, ldq, keys, values, out, ldo);
+        } else {
+            attend_some<false>(heads, span, kv_head, row, end, queries, ldq, keys, values, out, ldo);
+        }
+    }
+}
+
+}  // namespace
+
+#ifndef PALMETTE_OWN_PRODUCTS
+const Kernels PALMETTE_TABLE = {
+    PALMETTE_NAME, {false, false, false, false}, multiply, sum_blocks, normalize, round_to_bf16,
+    turn,          attend,
+};
+#endif
+
+}  // namespace palmette

@@ -1,0 +1,229 @@
+#include "llama.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "packing.hpp"
+
+namespace palmette {
+
+namespace {
+
+constexpr int64_t kSerial = 1 << 14;  // numbers that are not worth a second thread
+constexpr int64_t kItems = 8;         // parts of a product for each thread
+
+// Whether each of `count` numbers is at least 0 and below `end`.
+bool are_below(const int64_t* numbers, int64_t count, int64_t end) {
+    for (int64_t i = 0; i < count; ++i)
+        if (numbers[i] < 0 || numbers[i] >= end) return false;
+    return true;
+}
+
+void check(bool is_right, const char* what) {
+    if (!is_right) throw std::invalid_argument(std::string("a batch with ") + what);
+}
+
+}  // namespace
+
+struct Llama::Input {
+    const void* x;
+    int64_t ldx;
+    const float* sums;
+};
+
+Llama::Llama(const Shape& shape, const Kernels& kernels, int num_threads)
+    : shape_(shape), kernels_(kernels), pool_(num_threads) {}
+
+void Llama::finish(const float* final_norm, const Linear& embedding, const Linear& head) {
+    final_norm_ = final_norm;
+    embedding_ = embedding;
+    head_ = head;
+}
+
+template <class Work> void Llama::rows(int64_t count, int64_t cost, const Work& work) {
+    if (count * cost <= kSerial || pool_.num_threads() == 1) {
+        for (int64_t row = 0; row < count; ++row) work(row);
+        return;
+    }
+    const int64_t parts = std::min<int64_t>(count, pool_.num_threads() * 4);
+    pool_.each(parts, [&](int64_t part) {
+        const int64_t end = count * (part + 1) / parts;
+        for (int64_t row = count * part / parts; row < end; ++row) work(row);
+    });
+}
+
+void Llama::multiply(const Linear& linear, const Input& input, int64_t rows, float* y, int64_t ldy,
+                     Ending ending) {
+    // Parts are pairs of tiles: a gate and what it gates stay together.
+    const int64_t pairs = (linear.n / kTile + 1) / 2;
+    const int64_t parts = std::min<int64_t>(pairs, pool_.num_threads() * kItems);
+    pool_.each(parts, [&](int64_t part) {
+        const int64_t first = pairs * part / parts * 2;
+        const int64_t last = std::min(pairs * (part + 1) / parts * 2, linear.n / kTile);
+        kernels_.multiply(linear, input.x, input.ldx, input.sums, rows, y, ldy, first, last, ending);
+    });
+}
+
+Llama::Input Llama::normalized(const float* x, const float* weight, int64_t count,
+                               const Linear& next) {
+    const int64_t n = next.k;
+    const bool to_bf16 = kernels_.takes_bf16[static_cast<int>(next.format)];
+    auto* out = reinterpret_cast<uint8_t*>(input_.data());
+    rows(count, n, [&](int64_t row) {
+        kernels_.normalize(x + row * n, weight, shape_.epsilon, n, out + row * n * (to_bf16 ? 2 : 4),
+                           to_bf16);
+    });
+    return completed(count, next);
+}
+
+Llama::Input Llama::rounded(const float* x, int64_t count, const Linear& next) {
+    const int64_t n = next.k;
+    if (!kernels_.takes_bf16[static_cast<int>(next.format)]) {
+        std::memcpy(input_.data(), x, sizeof(float) * static_cast<size_t>(count * n));
+    } else {
+        auto* out = reinterpret_cast<uint16_t*>(input_.data());
+        rows(count, n, [&](int64_t row) { kernels_.round(x + row * n, n, out + row * n); });
+    }
+    return completed(count, next);
+}
+
+// What is in `input_`, with its sums where the weight asks for them.
+Llama::Input Llama::completed(int64_t count, const Linear& next) {
+    const int64_t n = next.k;
+    const bool is_bf16 = kernels_.takes_bf16[static_cast<int>(next.format)];
+    if (next.format == Format::q4) {
+        const auto* from = reinterpret_cast<const uint8_t*>(input_.data());
+        rows(count, n, [&](int64_t row) {
+            kernels_.sum_blocks(from + row * n * (is_bf16 ? 2 : 4), is_bf16, n,
+                                sums_.data() + row * (n / 32));
+        });
+    }
+    return {input_.data(), n, sums_.data()};
+}
+
+// Turns queries and keys to their positions, and puts keys and values where they belong.
+void Llama::place(const Batch& batch, const Pages& pages, int64_t layer) {
+    const int64_t dim = shape_.head_dim, half_dim = dim / 2;
+    const int64_t num_all = shape_.num_heads + 2 * shape_.num_kv_heads;
+    const int64_t size = pages.is_bf16 ? 2 : 4;
+    const int64_t plane = pages.num_pages * pages.page_size * dim;
+    uint8_t* const base = pages.data + layer * 2 * shape_.num_kv_heads * plane * size;
+    rows(batch.num_rows, num_all * dim, [&](int64_t row) {
+        float* head = heads_.data() + row * num_all * dim;
+        const float* cosines = batch.cosines + batch.positions[row] * half_dim;
+        const float* sines = batch.sines + batch.positions[row] * half_dim;
+        for (int64_t i = 0; i < shape_.num_heads; ++i, head += dim) {
+            kernels_.turn(head, dim, cosines, sines);
+            for (int64_t d = 0; d < dim; ++d) head[d] *= shape_.query_scale;
+        }
+        for (int64_t i = 0; i < 2 * shape_.num_kv_heads; ++i, head += dim) {
+            if (i < shape_.num_kv_heads) kernels_.turn(head, dim, cosines, sines);
+            uint8_t* to = base + (i * plane + batch.slots[row] * dim) * size;
+            if (pages.is_bf16) {
+                kernels_.round(head, dim, reinterpret_cast<uint16_t*>(to));
+            } else {
+                std::memcpy(to, head, sizeof(float) * static_cast<size_t>(dim));
+            }
+        }
+    });
+}
+
+void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
+    const int64_t num_all = shape_.num_heads + 2 * shape_.num_kv_heads, dim = shape_.head_dim;
+    const int64_t size = pages.is_bf16 ? 2 : 4;
+    const int64_t plane = pages.num_pages * pages.page_size * dim;
+    const uint8_t* keys = pages.data + layer * 2 * shape_.num_kv_heads * plane * size;
+    const uint8_t* values = keys + shape_.num_kv_heads * plane * size;
+    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,         pages.page_size,
+                      pages.num_pages,  shape_.window,       pages.is_bf16};
+    struct Part {
+        Span span;
+        int64_t kv_head, first, last;
+    };
+    std::vector<Part> parts;
+    const int64_t step = std::max<int64_t>(1, kMaxQueriesTogether / (heads.num_heads / heads.num_kv_heads));
+    for (int64_t s = 0; s < batch.num_sequences; ++s) {
+        const int64_t start = batch.query_starts[s], count = batch.query_starts[s + 1] - start;
+        const Span span{start, count, batch.context_lengths[s], batch.pages + batch.first_pages[s]};
+        for (int64_t first = 0; first < count; first += step)
+            for (int64_t head = 0; head < heads.num_kv_heads; ++head)
+                parts.push_back({span, head, first, std::min(count, first + step)});
+    }
+    pool_.each(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+        const Part& part = parts[static_cast<size_t>(i)];
+        kernels_.attend(heads, part.span, part.kv_head, part.first, part.last, heads_.data(),
+                        num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
+    });
+}
+
+// What is out of range would be read or written out of bounds.
+void Llama::check_ranges(const Batch& batch, const Pages& pages) const {
+    const int64_t t = batch.num_rows, s = batch.num_sequences;
+    check(t > 0 && s > 0, "no rows");
+    check(are_below(batch.token_ids, t, shape_.vocab_rows), "an unknown token");
+    check(are_below(batch.positions, t, batch.num_positions), "a position beyond the table");
+    check(are_below(batch.slots, t, pages.num_pages * pages.page_size), "a slot outside the pool");
+    check(are_below(batch.logit_rows, batch.num_logits, t), "logits of a row that is not there");
+    for (int64_t r = 1; r < batch.num_logits; ++r)
+        check(batch.logit_rows[r - 1] < batch.logit_rows[r], "rows of logits out of order");
+    check(batch.query_starts[0] == 0 && batch.query_starts[s] == t, "rows of no sequence");
+    for (int64_t i = 0; i < s; ++i) {
+        const int64_t count = batch.query_starts[i + 1] - batch.query_starts[i];
+        const int64_t length = batch.context_lengths[i];
+        check(count > 0 && length >= count, "a context shorter than its rows");
+        const int64_t num_pages = batch.first_pages[i + 1] - batch.first_pages[i];
+        check(num_pages * pages.page_size >= length, "fewer pages than its context needs");
+    }
+    check(are_below(batch.pages, batch.first_pages[s], pages.num_pages), "an unknown page");
+}
+
+void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
+    check_ranges(batch, pages);
+    const int64_t t = batch.num_rows, h = shape_.hidden, dim = shape_.head_dim;
+    const int64_t q = shape_.num_heads * dim, all = q + 2 * shape_.num_kv_heads * dim;
+    const int64_t widest = std::max({h, q, shape_.inner});
+    const auto room = [](std::vector<float>& vector, int64_t count) {
+        if (vector.size() < static_cast<size_t>(count)) vector.resize(static_cast<size_t>(count));
+    };
+    room(hidden_, t * h);
+    room(heads_, t * all);
+    room(attended_, t * q);
+    room(gated_, t * shape_.inner);
+    room(input_, t * widest);
+    room(sums_, t * widest / 32);
+    rows(t, h, [&](int64_t row) {
+        read_row(embedding_, batch.token_ids[row], hidden_.data() + row * h);
+    });
+    int64_t count = t;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const Layer& layer = layers_[i];
+        const auto at = static_cast<int64_t>(i);
+        multiply(layer.query_key_value,
+                 normalized(hidden_.data(), layer.attention_norm, t, layer.query_key_value), t,
+                 heads_.data(), all, Ending::set);
+        place(batch, pages, at);
+        attend(batch, pages, at);
+        if (i + 1 == layers_.size()) {  // what follows concerns each row alone
+            count = batch.num_logits;
+            for (int64_t r = 0; r < count; ++r) {  // ascending, so that none is overwritten
+                const int64_t row = batch.logit_rows[r];
+                std::memmove(hidden_.data() + r * h, hidden_.data() + row * h,
+                             sizeof(float) * static_cast<size_t>(h));
+                std::memmove(attended_.data() + r * q, attended_.data() + row * q,
+                             sizeof(float) * static_cast<size_t>(q));
+            }
+        }
+        multiply(layer.attention_output, rounded(attended_.data(), count, layer.attention_output),
+                 count, hidden_.data(), h, Ending::add);
+        multiply(layer.gate_up, normalized(hidden_.data(), layer.mlp_norm, count, layer.gate_up),
+                 count, gated_.data(), shape_.inner, Ending::gated);
+        multiply(layer.down, rounded(gated_.data(), count, layer.down), count, hidden_.data(), h,
+                 Ending::add);
+    }
+    multiply(head_, normalized(hidden_.data(), final_norm_, count, head_), count, logits,
+             shape_.vocab_rows, Ending::set);
+}
+
+}  // namespace palmette

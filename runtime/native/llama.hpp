@@ -1,0 +1,87 @@
+// A whole step of a model of the Llama family in one call.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.hpp"
+#include "pool.hpp"
+
+namespace palmette {
+
+struct Shape {
+    int64_t hidden, inner, num_heads, num_kv_heads, head_dim, vocab_rows;
+    float epsilon;
+    float query_scale;
+    int64_t window;  // 0: none
+};
+
+struct Layer {
+    const float* attention_norm;
+    Linear query_key_value;
+    Linear attention_output;
+    const float* mlp_norm;
+    Linear gate_up;  // tiles of both in turn
+    Linear down;
+};
+
+// Keys and values: [layers][2][num_kv_heads][num_pages][page_size][head_dim].
+struct Pages {
+    uint8_t* data;
+    int64_t num_pages, page_size;
+    bool is_bf16;
+};
+
+// One step: T rows of S sequences, as in `ForwardBatch`.
+struct Batch {
+    int64_t num_rows, num_sequences, num_logits, num_positions;
+    const int64_t* token_ids;       // [T]
+    const int64_t* positions;       // [T]
+    const int64_t* slots;           // [T]
+    const int64_t* query_starts;    // [S + 1]
+    const int64_t* context_lengths; // [S]
+    const int64_t* pages;           // of all sequences, one after the other
+    const int64_t* first_pages;     // [S + 1], where those of each begin
+    const int64_t* logit_rows;      // [R], ascending
+    const float* cosines;           // [num_positions][head_dim / 2]
+    const float* sines;
+};
+
+class Llama {
+public:
+    Llama(const Shape& shape, const Kernels& kernels, int num_threads);
+
+    void add(const Layer& layer) { layers_.push_back(layer); }
+    void finish(const float* final_norm, const Linear& embedding, const Linear& head);
+
+    // Logits [R][vocab_rows] of the rows that are wanted; keys and values go into the pages. Throws
+    // std::invalid_argument for a batch that is none. One caller at a time.
+    void forward(const Batch& batch, const Pages& pages, float* logits);
+
+    int num_threads() const { return pool_.num_threads(); }
+
+private:
+    struct Input;
+
+    void check_ranges(const Batch& batch, const Pages& pages) const;
+    void multiply(const Linear& linear, const Input& input, int64_t rows, float* y, int64_t ldy,
+                  Ending ending);
+    Input normalized(const float* x, const float* weight, int64_t rows, const Linear& next);
+    Input rounded(const float* x, int64_t rows, const Linear& next);
+    Input completed(int64_t rows, const Linear& next);
+    void place(const Batch& batch, const Pages& pages, int64_t layer);
+    void attend(const Batch& batch, const Pages& pages, int64_t layer);
+    template <class Work> void rows(int64_t count, int64_t cost, const Work& work);
+
+    Shape shape_;
+    const Kernels& kernels_;
+    Pool pool_;
+    std::vector<Layer> layers_;
+    const float* final_norm_ = nullptr;
+    Linear embedding_{}, head_{};
+    std::vector<float> hidden_, heads_, attended_, gated_, sums_;
+    std::vector<float> input_;  // float or bfloat16
+};
+
+}  // namespace palmette

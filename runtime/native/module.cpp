@@ -1,0 +1,157 @@
+// The kernels as Python sees them. Addresses are integers: whoever hands them over keeps what lies
+// there alive, and contiguous.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "llama.hpp"
+#include "packing.hpp"
+
+namespace py = pybind11;
+
+namespace palmette {
+namespace {
+
+template <class T> T* at(std::uintptr_t address) { return reinterpret_cast<T*>(address); }
+
+// The kernels that this processor can run, the plainest first.
+std::vector<const Kernels*> available() {
+    std::vector<const Kernels*> found{&kernels_of_base};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return found;
+    found.push_back(&kernels_of_avx2);
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl")) {
+        return found;
+    }
+    found.push_back(&kernels_of_avx512);
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&kernels_of_avx512_bf16);
+#endif
+    return found;
+}
+
+const Kernels& kernels_named(const std::string& name) {
+    for (const Kernels* each : available())
+        if (name == each->name) return *each;
+    throw std::invalid_argument("this processor has no kernels named " + name);
+}
+
+Format format_of(int number) {
+    if (number < 0 || number > 3) throw std::invalid_argument("no such format");
+    return static_cast<Format>(number);
+}
+
+Linear linear_of(std::uintptr_t weight, std::uintptr_t bias, int64_t n, int64_t k, int format) {
+    if (n <= 0 || n % kTile || k <= 0 || k % 32) {
+        throw std::invalid_argument("a linear map of " + std::to_string(k) + " inputs and " +
+                                    std::to_string(n) + " outputs cannot be cut into tiles");
+    }
+    return {at<const uint8_t>(weight), at<const float>(bias), n, k, format_of(format)};
+}
+
+void pack_weight(int source, std::uintptr_t from, std::uintptr_t rows, int64_t n, int64_t k,
+                 int format, std::uintptr_t to, int num_threads) {
+    if (source < 0 || source > 4 || !can_pack(static_cast<Source>(source), format_of(format))) {
+        throw std::invalid_argument("a weight that does not go into this format");
+    }
+    const py::gil_scoped_release release;
+    Pool pool(num_threads);
+    pool.each(n / kTile, [&](int64_t tile) {
+        pack(static_cast<Source>(source), at<const uint8_t>(from), at<const int64_t>(rows), k,
+             static_cast<Format>(format), at<uint8_t>(to), tile, tile + 1);
+    });
+}
+
+// Products of rows that are contiguous, on one thread: for tests and measurements.
+void multiply(const std::string& name, const Linear& linear, std::uintptr_t x, int64_t rows,
+              std::uintptr_t y, int ending) {
+    const Kernels& kernels = kernels_named(name);
+    const bool is_bf16 = kernels.takes_bf16[static_cast<int>(linear.format)];
+    const auto end = static_cast<Ending>(ending);
+    const py::gil_scoped_release release;
+    const int64_t blocks = linear.k / 32;
+    std::vector<float> sums(static_cast<std::size_t>(rows * blocks));
+    for (int64_t row = 0; row < rows; ++row) {
+        kernels.sum_blocks(at<const uint8_t>(x) + row * linear.k * (is_bf16 ? 2 : 4), is_bf16,
+                           linear.k, sums.data() + row * blocks);
+    }
+    kernels.multiply(linear, at<const void>(x), linear.k, sums.data(), rows, at<float>(y),
+                     end == Ending::gated ? linear.n / 2 : linear.n, 0, linear.n / kTile, end);
+}
+
+std::unique_ptr<Llama> make_llama(const std::string& kernels, int num_threads, int64_t hidden,
+                                  int64_t inner, int64_t num_heads, int64_t num_kv_heads,
+                                  int64_t head_dim, int64_t vocab_rows, float epsilon,
+                                  float query_scale) {
+    if (num_heads <= 0 || num_kv_heads <= 0 || num_heads % num_kv_heads ||
+        num_heads / num_kv_heads > kMaxQueriesTogether || head_dim % 16 || head_dim > kMaxHeadDim) {
+        throw std::invalid_argument("heads of a shape that is not supported");
+    }
+    const Shape shape{hidden,     inner,   num_heads,   num_kv_heads, head_dim,
+                      vocab_rows, epsilon, query_scale, 0};
+    return std::make_unique<Llama>(shape, kernels_named(kernels), num_threads);
+}
+
+void forward(Llama& self, const py::dict& batch, std::uintptr_t pages, int64_t num_pages,
+             int64_t page_size, bool is_bf16, std::uintptr_t logits) {
+    const auto number = [&](const char* name) { return batch[name].cast<int64_t>(); };
+    const auto numbers = [&](const char* name) {
+        return at<const int64_t>(batch[name].cast<std::uintptr_t>());
+    };
+    const auto table = [&](const char* name) {
+        return at<const float>(batch[name].cast<std::uintptr_t>());
+    };
+    const Batch step{number("num_rows"),       number("num_sequences"), number("num_logits"),
+                     number("num_positions"),  numbers("token_ids"),    numbers("positions"),
+                     numbers("slots"),         numbers("query_starts"), numbers("context_lengths"),
+                     numbers("pages"),         numbers("first_pages"),  numbers("logit_rows"),
+                     table("cosines"),         table("sines")};
+    const py::gil_scoped_release release;
+    self.forward(step, {at<uint8_t>(pages), num_pages, page_size, is_bf16}, at<float>(logits));
+}
+
+}  // namespace
+}  // namespace palmette
+
+PYBIND11_MODULE(_native, m) {
+    using namespace palmette;
+    m.attr("MAX_HEADS_TOGETHER") = kMaxQueriesTogether;
+    m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+    m.def("available", [] {
+        std::vector<std::string> names;
+        for (const Kernels* each : available()) names.emplace_back(each->name);
+        return names;
+    });
+    m.def("takes_bf16", [](const std::string& name, int format) {
+        return kernels_named(name).takes_bf16[static_cast<int>(format_of(format))];
+    });
+    m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(format_of(format), k); });
+    m.def("pack", &pack_weight);
+    m.def("multiply", &multiply);
+    m.def("read_row", [](const Linear& linear, int64_t index, std::uintptr_t out) {
+        if (index < 0 || index >= linear.n) throw py::index_error("no such row");
+        read_row(linear, index, at<float>(out));
+    });
+    py::class_<Linear>(m, "Linear").def(py::init(&linear_of));
+    py::class_<Llama>(m, "Llama")
+        .def(py::init(&make_llama))
+        .def_property_readonly("num_threads", &Llama::num_threads)
+        .def("add",
+             [](Llama& self, std::uintptr_t attention_norm, const Linear& query_key_value,
+                const Linear& attention_output, std::uintptr_t mlp_norm, const Linear& gate_up,
+                const Linear& down) {
+                 self.add({at<const float>(attention_norm), query_key_value, attention_output,
+                           at<const float>(mlp_norm), gate_up, down});
+             })
+        .def("finish",
+             [](Llama& self, std::uintptr_t norm, const Linear& embedding, const Linear& head) {
+                 self.finish(at<const float>(norm), embedding, head);
+             })
+        .def("forward", &forward);
+}

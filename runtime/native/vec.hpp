@@ -1,0 +1,233 @@
+// Sixteen numbers at a time, in as many registers as the processor needs for them
+// (PALMETTE_WIDTH bytes each).
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define PALMETTE_INLINE inline __attribute__((always_inline))
+
+namespace palmette {
+namespace {  // each file is compiled for another processor, and its functions are its own
+
+constexpr int kLanes = 16;
+constexpr int kParts = 64 / PALMETTE_WIDTH;
+constexpr int kPartLanes = PALMETTE_WIDTH / 4;
+
+typedef float FloatPart __attribute__((vector_size(PALMETTE_WIDTH)));
+typedef int32_t IntPart __attribute__((vector_size(PALMETTE_WIDTH)));
+typedef uint32_t WordPart __attribute__((vector_size(PALMETTE_WIDTH)));
+typedef uint16_t HalfPart __attribute__((vector_size(PALMETTE_WIDTH / 2)));
+
+struct Floats {
+    FloatPart p[kParts];
+};
+struct Ints {
+    IntPart p[kParts];
+};
+struct Words {
+    WordPart p[kParts];
+};
+struct Halves {
+    HalfPart p[kParts];
+};
+
+// Part by part, so that what is loaded need not lie in memory in between.
+template <class V> PALMETTE_INLINE V load(const void* from) {
+    V v;
+    for (int i = 0; i < kParts; ++i)
+        std::memcpy(&v.p[i], static_cast<const uint8_t*>(from) + i * sizeof v.p[i], sizeof v.p[i]);
+    return v;
+}
+
+template <class V> PALMETTE_INLINE void store(void* to, V v) {
+    for (int i = 0; i < kParts; ++i)
+        std::memcpy(static_cast<uint8_t*>(to) + i * sizeof v.p[i], &v.p[i], sizeof v.p[i]);
+}
+
+PALMETTE_INLINE Floats all(float value) {
+    Floats v;
+    for (int i = 0; i < kParts; ++i) v.p[i] = value - FloatPart{};
+    return v;
+}
+
+#define PALMETTE_BINARY(V, op)                                                                     \
+    PALMETTE_INLINE V operator op(V a, V b) {                                                      \
+        for (int i = 0; i < kParts; ++i) a.p[i] = a.p[i] op b.p[i];                                \
+        return a;                                                                                  \
+    }
+#define PALMETTE_SCALAR(V, S, op)                                                                  \
+    PALMETTE_INLINE V operator op(V a, S b) {                                                      \
+        for (int i = 0; i < kParts; ++i) a.p[i] = a.p[i] op b;                                     \
+        return a;                                                                                  \
+    }
+PALMETTE_BINARY(Floats, +)
+PALMETTE_BINARY(Floats, -)
+PALMETTE_BINARY(Floats, *)
+PALMETTE_BINARY(Floats, /)
+PALMETTE_SCALAR(Floats, float, +)
+PALMETTE_SCALAR(Floats, float, -)
+PALMETTE_SCALAR(Floats, float, *)
+PALMETTE_BINARY(Words, +)
+PALMETTE_BINARY(Words, |)
+PALMETTE_BINARY(Words, &)
+PALMETTE_SCALAR(Words, uint32_t, +)
+PALMETTE_SCALAR(Words, uint32_t, &)
+PALMETTE_SCALAR(Words, int, <<)
+PALMETTE_SCALAR(Words, int, >>)
+PALMETTE_SCALAR(Ints, int, >>)
+
+PALMETTE_INLINE Floats& operator+=(Floats& a, Floats b) { return a = a + b; }
+
+PALMETTE_INLINE Words operator~(Words a) {
+    for (int i = 0; i < kParts; ++i) a.p[i] = ~a.p[i];
+    return a;
+}
+
+// All bits of a lane where a < b, none elsewhere.
+PALMETTE_INLINE Words less(Floats a, Floats b) {
+    Words mask;
+    for (int i = 0; i < kParts; ++i) mask.p[i] = (WordPart)(a.p[i] < b.p[i]);
+    return mask;
+}
+
+PALMETTE_INLINE Words is_nan(Floats a) {
+    Words mask;
+    for (int i = 0; i < kParts; ++i) mask.p[i] = (WordPart)(a.p[i] != a.p[i]);
+    return mask;
+}
+
+#define PALMETTE_SEEN_AS(name, From, To, Part)                                                     \
+    PALMETTE_INLINE To name(From v) {                                                              \
+        To seen;                                                                                   \
+        for (int i = 0; i < kParts; ++i) seen.p[i] = (Part)v.p[i];                                 \
+        return seen;                                                                               \
+    }
+PALMETTE_SEEN_AS(as_floats, Words, Floats, FloatPart)
+PALMETTE_SEEN_AS(as_words, Floats, Words, WordPart)
+PALMETTE_SEEN_AS(as_ints, Words, Ints, IntPart)
+
+PALMETTE_INLINE Words widened(Halves v) {
+    Words wide;
+    for (int i = 0; i < kParts; ++i) wide.p[i] = __builtin_convertvector(v.p[i], WordPart);
+    return wide;
+}
+
+PALMETTE_INLINE Halves narrowed(Words v) {
+    Halves narrow;
+    for (int i = 0; i < kParts; ++i) narrow.p[i] = __builtin_convertvector(v.p[i], HalfPart);
+    return narrow;
+}
+
+PALMETTE_INLINE Floats to_floats(Ints v) {
+    Floats wide;
+    for (int i = 0; i < kParts; ++i) wide.p[i] = __builtin_convertvector(v.p[i], FloatPart);
+    return wide;
+}
+
+// bfloat16 is the upper half of a float.
+PALMETTE_INLINE Floats from_bf16(Halves bits) { return as_floats(widened(bits) << 16); }
+
+// To the nearest, ties to even; NaN stays NaN.
+PALMETTE_INLINE Halves to_bf16(Floats value) {
+    const Words bits = as_words(value), nan = is_nan(value);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return narrowed((nan & 0x7fc0u) | (~nan & rounded));
+}
+
+PALMETTE_INLINE Floats from_half(Halves bits) {
+    const Words wide = widened(bits);
+    // Moves the exponent by a product, which makes what is subnormal as a half normal.
+    const Floats magnitude = as_floats((wide & 0x7fffu) << 13) * 5.192296858534828e33f;  // 2^112
+    return as_floats(as_words(magnitude) | ((wide & 0x8000u) << 16));
+}
+
+// In halves, so that the order of the sum is the same wherever it is taken.
+PALMETTE_INLINE float sum(Floats v) {
+    float a[16];
+    store(a, v);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) a[i] += a[i + width];
+    return a[0];
+}
+
+PALMETTE_INLINE Floats max(Floats a, Floats b) {
+    const Words is_less = less(a, b);
+    return as_floats((as_words(b) & is_less) | (as_words(a) & ~is_less));
+}
+
+PALMETTE_INLINE float largest(Floats v) {
+    float a[16];
+    store(a, v);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) a[i] = a[i + width] > a[i] ? a[i + width] : a[i];
+    return a[0];
+}
+
+// e to the x for x <= 88, within 2 units in the last place: 2^n times a polynomial in what is left,
+// with the coefficients of Cephes' expf. Below -87.3 it is 0.
+PALMETTE_INLINE Floats exp(Floats x) {
+    const Floats lowest = all(-87.33654f);
+    const Words is_zero = less(x, lowest);
+    x = max(x, lowest);
+    const Floats shifted = x * 1.44269504f + 12582912.0f;  // rounds to the nearest integer
+    const Floats n = shifted - 12582912.0f;
+    Floats r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    Floats p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const Words power = (as_words(shifted) + 127u) << 23;  // the low bits of shifted hold n
+    return as_floats(as_words(p * as_floats(power)) & ~is_zero);
+}
+
+#if PALMETTE_WIDTH == 64
+#define PALMETTE_EACH(f, w)                                                                        \
+    f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w), f(8, w), f(9, w),      \
+        f(10, w), f(11, w), f(12, w), f(13, w), f(14, w), f(15, w)
+#elif PALMETTE_WIDTH == 32
+#define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w)
+#else
+#define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w)
+#endif
+#define PALMETTE_SWAP(lane, width) ((lane) & (width)) ? (lane) - (width) + kPartLanes : (lane)
+#define PALMETTE_KEEP(lane, width) ((lane) & (width)) ? (lane) + kPartLanes : (lane) + (width)
+
+// Of rows that lie `width` apart, what lies above and below the diagonal changes places.
+template <int width> PALMETTE_INLINE void exchange(Floats* v) {
+    for (int i = 0; i < 16; ++i) {
+        if (i & width) continue;
+        Floats &a = v[i], &b = v[i + width];
+        if constexpr (width >= kPartLanes) {
+            constexpr int apart = width / kPartLanes;
+            for (int part = 0; part < kParts; ++part) {
+                if (part & apart) continue;
+                const FloatPart moved = a.p[part + apart];
+                a.p[part + apart] = b.p[part];
+                b.p[part] = moved;
+            }
+        } else {
+            for (int part = 0; part < kParts; ++part) {
+                const FloatPart x = a.p[part], y = b.p[part];
+                a.p[part] = __builtin_shufflevector(x, y, PALMETTE_EACH(PALMETTE_SWAP, width));
+                b.p[part] = __builtin_shufflevector(x, y, PALMETTE_EACH(PALMETTE_KEEP, width));
+            }
+        }
+    }
+}
+
+// Sixteen rows of sixteen.
+PALMETTE_INLINE void transpose(Floats* v) {
+    exchange<8>(v);
+    exchange<4>(v);
+    exchange<2>(v);
+    exchange<1>(v);
+}
+
+}  // namespace
+}  // namespace palmette

@@ -1,0 +1,160 @@
+"""The kernels in C++: products against float64, the same bits in every company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palmette.errors import InvalidRequest
+from palmette.runtime.kernels import cpu
+from palmette.runtime.kernels.cpu import Blocks, Format, PackedLinear
+
+native = cpu.extension()
+pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
+NAMES: list[str] = [] if native is None else native.available()
+KINDS = ("float32", "bfloat16", *cpu.BLOCK_FORMATS)
+SET, ADD, GATED = 0, 1, 2
+
+
+def blocks_of(kind: str, n: int, k: int, seed: int) -> tuple[Blocks, torch.Tensor]:
+    """Random blocks as files have them, and what the gguf package reads in them, in float64."""
+    rng = np.random.default_rng(seed)
+    number = gguf.GGMLQuantizationType[kind]
+    size = gguf.GGML_QUANT_SIZES[number][1]
+    raw = rng.integers(0, 256, (n, k // 32, size), np.uint8)
+    scales = rng.uniform(-0.02, 0.02, (n, k // 32, 2)).astype(np.float16)
+    scales[rng.random(scales.shape) < 0.1] = 3e-7  # subnormal
+    num_scales = 2 if kind == "Q4_1" else 1
+    raw[:, :, : 2 * num_scales] = scales[:, :, :num_scales].view(np.uint8)
+    rows = raw.reshape(n, -1)
+    meant = quants.dequantize(rows, number).astype(np.float64)
+    return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(meant.reshape(n, k))
+
+
+def linear_of(
+    kind: str, n: int, k: int, seed: int, **options: Any
+) -> tuple[PackedLinear, torch.Tensor]:
+    """A packed weight and what it means, in float64."""
+    if kind in cpu.BLOCK_FORMATS:
+        part, meant = blocks_of(kind, n, k, seed)
+        return PackedLinear([part], k, dtype=torch.float32, **options), meant
+    dtype = getattr(torch, kind)
+    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
+    return PackedLinear([weight], k, dtype=dtype, **options), weight.to(dtype).double()
+
+
+def multiply(name: str, linear: PackedLinear, x: torch.Tensor, ending: int = SET) -> torch.Tensor:
+    """What the kernels make of rows of float32, which they take as what they multiply."""
+    n = linear.num_outputs // (2 if ending == GATED else 1)
+    y = torch.zeros(len(x), n)
+    inputs = taken(name, linear, x)
+    native.multiply(name, linear.handle, inputs.data_ptr(), len(x), y.data_ptr(), ending)
+    return y
+
+
+def taken(name: str, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+    return x.bfloat16() if native.takes_bf16(name, linear.format) else x
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
+@given(
+    tiles=st.integers(1, 9),
+    blocks=st.integers(1, 12),
+    rows=st.integers(1, 30),
+    seed=st.integers(0, 1000),
+)
+def test_products_are_those_of_float64_and_of_each_row_alone(
+    name: str, kind: str, tiles: int, blocks: int, rows: int, seed: int
+) -> None:
+    n, k = 16 * tiles, 32 * blocks
+    linear, weight = linear_of(kind, n, k, seed)
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed + 1))
+    y = multiply(name, linear, x)
+    exact = taken(name, linear, x).double()
+    # Every one of k products and sums rounds once, in blocks twice more.
+    bound = (k + 4) * 2.0**-24 * (exact.abs() @ weight.abs().T) + 1e-30
+    if kind in ("Q4_0", "Q4_1"):  # nibbles and offsets are summed apart
+        bound = bound + (k + 4) * 2.0**-24 * exact.abs().sum(-1, keepdim=True) * 0.4
+    assert ((y.double() - exact @ weight.T).abs() <= bound).all()
+    for row in {0, rows // 2, rows - 1}:
+        assert torch.equal(multiply(name, linear, x[row : row + 1])[0], y[row])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_becomes_of_products(name: str, kind: str) -> None:
+    bias = torch.randn(64)
+    plain, _ = linear_of(kind, 64, 96, 7)
+    biased, _ = linear_of(kind, 64, 96, 7, biases=[bias])
+    x = torch.randn(5, 96)
+    y = multiply(name, plain, x)
+    assert torch.allclose(multiply(name, biased, x), y + bias, atol=1e-5)
+    added = torch.ones(5, 64)
+    inputs = taken(name, plain, x)
+    native.multiply(name, plain.handle, inputs.data_ptr(), 5, added.data_ptr(), ADD)
+    assert torch.equal(added, y + 1)
+    gated = multiply(name, plain, x, GATED)
+    pairs = y.view(5, 2, 2, 16)
+    expected = torch.nn.functional.silu(pairs[:, :, 0]) * pairs[:, :, 1]
+    assert torch.allclose(gated, expected.reshape(5, 32), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_read_back_as_they_were_packed(kind: str) -> None:
+    linear, weight = linear_of(kind, 48, 64, 3)
+    for row in range(48):
+        out = torch.empty(64)
+        native.read_row(linear.handle, row, out.data_ptr())
+        if kind in ("Q4_0", "Q4_1"):  # a product and a sum, where the package may join them
+            assert torch.allclose(out.double(), weight[row], rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(out.double(), weight[row])
+    with pytest.raises(IndexError):
+        native.read_row(linear.handle, 48, torch.empty(64).data_ptr())
+
+
+def test_parts_follow_each_other_or_take_turns() -> None:
+    one, other = torch.randn(32, 64), torch.randn(32, 64)
+    joined = PackedLinear([one, other], 64, dtype=torch.float32)
+    turns = PackedLinear([one, other], 64, dtype=torch.float32, interleaved=True)
+    x = torch.randn(3, 64)
+    y = multiply("base", joined, x)
+    expected = torch.stack((y[:, :32].view(3, 2, 16), y[:, 32:].view(3, 2, 16)), 2)
+    assert torch.equal(multiply("base", turns, x), expected.reshape(3, 64))
+
+
+@pytest.mark.parametrize(("n", "k"), [(24, 64), (32, 48), (0, 32)])
+def test_what_cannot_be_cut_into_tiles_is_refused(n: int, k: int) -> None:
+    with pytest.raises(ValueError, match="cannot be cut into tiles"):
+        PackedLinear([torch.zeros(n, k)], k, dtype=torch.float32)
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda name: monkeypatch.setenv("PALMETTE_KERNELS", name)
+
+
+def test_the_environment_chooses_among_what_the_processor_can_run(chosen: Any) -> None:
+    chosen("base")
+    assert cpu.kernels_for(torch.float32) == cpu.kernels_for(torch.bfloat16) == "base"
+    assert not cpu.multiplies_bfloat16()
+    chosen("torch")
+    assert cpu.kernels_for(torch.float32) is None
+    chosen("abacus")
+    with pytest.raises(InvalidRequest, match="PALMETTE_KERNELS is 'abacus'; this processor can"):
+        cpu.kernels_for(torch.float32)
+
+
+def test_float32_is_served_by_kernels_that_round_nothing() -> None:
+    name = cpu.kernels_for(torch.float32)
+    assert name is not None
+    assert not any(native.takes_bf16(name, kind) for kind in Format)

@@ -1,0 +1,222 @@
+"""The model in one call of the kernels: transformers is the oracle, and torch's model beside it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from palmette.runtime.kernels import cpu
+from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.models.config import ModelConfig
+from palmette.runtime.models.cpu_llama import CpuLlama
+from tests.runtime.models.tiny import (
+    config_of,
+    expected_logits,
+    make_batch,
+    make_pool,
+    oracle,
+    random_ids,
+)
+
+native = cpu.extension()
+pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
+NAMES: list[str] = [] if native is None else native.available()
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def own(
+    model: Any, dtype: torch.dtype = torch.float32, config: ModelConfig | None = None
+) -> CpuLlama:
+    weights = model.state_dict()
+    return CpuLlama(config or config_of(model), weights.__getitem__, lambda name: None, dtype=dtype)
+
+
+@pytest.fixture(params=NAMES)
+def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("PALMETTE_KERNELS", request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True},
+        {"num_key_value_heads": 4},
+        {"num_attention_heads": 2, "num_key_value_heads": 1},
+        {"head_dim": 48},
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+)
+def test_logits_equal_those_of_transformers(kernels: str, changes: dict[str, Any]) -> None:
+    model = oracle(**{**SHAPE, **changes})
+    ours = own(model)
+    ids = random_ids(90, 64)
+    batch = make_batch([(ids, 0, list(range(30)))], every_row=True)
+    logits = ours.forward(batch, make_pool(ours.config))
+    expected = expected_logits(model, ids)
+    assert (logits - expected).abs().max() < 2e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_company_chunks_pages_and_threads_change_no_bit(
+    kernels: str, dtype: torch.dtype, page_size: int
+) -> None:
+    ours = own(oracle(**SHAPE), dtype)
+    config = ours.config
+    rng = random.Random(page_size)
+    texts = [random_ids(length, 64, seed=length) for length in (1, 17, 64, 65, 130)]
+    num_pages = [-(-len(text) // page_size) for text in texts]
+    alone: list[torch.Tensor] = []
+    for text, count in zip(texts, num_pages, strict=True):
+        kv = make_pool(config, count, page_size, dtype)
+        batch = make_batch([(text, 0, [*range(count)])], page_size=page_size, every_row=True)
+        alone.append(ours.forward(batch, kv))
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 2, 4):
+            torch.set_num_threads(num_threads)
+            pages = [*range(sum(num_pages))]
+            rng.shuffle(pages)
+            tables = [[pages.pop() for _ in range(count)] for count in num_pages]
+            kv = make_pool(config, sum(num_pages), page_size, dtype)
+            done = [0] * len(texts)
+            while any(d < len(t) for d, t in zip(done, texts, strict=True)):
+                work = []
+                for i, text in enumerate(texts):
+                    step = min(rng.choice((1, 1, 2, 7, 40)), len(text) - done[i])
+                    if step and rng.random() < 0.7:
+                        work.append((i, text[: done[i] + step], done[i]))
+                if not work:
+                    continue
+                batch = make_batch(
+                    [(ids, start, tables[i]) for i, ids, start in work],
+                    page_size=page_size,
+                    every_row=True,
+                )
+                logits = ours.forward(batch, kv)
+                row = 0
+                for i, ids, start in work:
+                    for position in range(start, len(ids)):
+                        assert torch.equal(logits[row], alone[i][position]), (i, position)
+                        row += 1
+                    done[i] = len(ids)
+    finally:
+        torch.set_num_threads(before)
+    assert ours.is_batch_invariant
+
+
+def test_only_the_rows_that_are_wanted_have_logits(kernels: str) -> None:
+    ours = own(oracle(**SHAPE))
+    ids, others = random_ids(20, 64), random_ids(9, 64, seed=1)
+    sequences = [(ids, 0, [*range(5)]), (others, 0, [5, 6, 7])]
+    every = ours.forward(make_batch(sequences, every_row=True), make_pool(ours.config))
+    last = ours.forward(make_batch(sequences), make_pool(ours.config))
+    assert torch.equal(last, every[[19, 28]])
+
+
+def test_bfloat16_is_near_float32(kernels: str) -> None:
+    model = oracle(**SHAPE)
+    batch = make_batch([(random_ids(40, 64), 0, [*range(10)])], every_row=True)
+    exact = own(model).forward(batch, make_pool(config_of(model)))
+    rounded = own(model, torch.bfloat16)
+    near = rounded.forward(batch, make_pool(config_of(model), dtype=torch.bfloat16))
+    assert (near - exact).abs().mean() < 0.03 * exact.abs().mean()
+    assert not torch.equal(near, exact)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"token_ids": [64, 1, 2]}, "an unknown token"),
+        ({"token_ids": [-1, 1, 2]}, "an unknown token"),
+        ({"positions": [0, 1, 1 << 40]}, "a position beyond the table"),
+        ({"slots": [0, 1, 256]}, "a slot outside the pool"),
+        ({"slots": [0, 1, -1]}, "a slot outside the pool"),
+        ({"page_tables": [[64]]}, "an unknown page"),
+        ({"page_tables": [[]]}, "fewer pages than its context needs"),
+        ({"context_lengths": [2]}, "a context shorter than its rows"),
+        ({"query_starts": [0, 2]}, "no row|rows of no sequence|not there"),
+        ({"logit_rows": [3]}, "logits of a row that is not there"),
+        ({"logit_rows": [2, 1]}, "rows of logits out of order"),
+    ],
+)
+def test_a_batch_that_is_none_is_refused_and_nothing_read_beyond(
+    damage: dict[str, Any], words: str
+) -> None:
+    ours = own(oracle(**SHAPE))
+    batch = make_batch([([5, 6, 7], 0, [0])])
+    fields = {name: getattr(batch, name) for name in type(batch).__dataclass_fields__}
+    for name, value in damage.items():
+        is_tensor = isinstance(fields[name], torch.Tensor)
+        fields[name] = torch.tensor(value) if is_tensor else value
+    with pytest.raises(ValueError, match=f"a batch with.*{words}"):
+        ours.forward(type(batch)(**fields), make_pool(ours.config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab_size": 61}, "vocab_rows, 61, is not a multiple of 16"),
+        ({"hidden_size": 48, "head_dim": 16}, "hidden_size, 48, is not a multiple of 32"),
+        ({"intermediate_size": 80}, "intermediate_size, 80, is not a multiple of 32"),
+        ({"head_dim": 24}, "heads of 24 numbers are not a multiple of 16"),
+    ],
+)
+def test_a_shape_that_the_kernels_do_not_have_is_refused(
+    changes: dict[str, Any], words: str
+) -> None:
+    model = oracle(**{**SHAPE, **changes})
+    reason = CpuLlama.refusal(config_of(model), torch.float32)
+    assert reason is not None
+    assert words in reason
+    with pytest.raises(ValueError, match=words):
+        own(model)
+
+
+def test_a_forked_process_computes_the_same(kernels: str) -> None:
+    import multiprocessing
+
+    ours = own(oracle(**SHAPE))
+    batch = make_batch([(random_ids(60, 64), 0, [*range(15)])])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = ours.forward(batch, make_pool(ours.config))
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_compute, args=(ours, batch, sender))
+        child.start()
+        assert receiver.poll(60)
+        assert receiver.recv() == expected.tolist()
+        child.join(60)
+        assert child.exitcode == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def _compute(ours: CpuLlama, batch: Any, sender: Any) -> None:
+    sender.send(ours.forward(batch, make_pool(ours.config)).tolist())
+
+
+def test_the_pool_is_read_and_written_in_place() -> None:
+    ours = own(oracle(**SHAPE))
+    kv: KVPool = make_pool(ours.config)
+    assert not kv.memory.any()
+    ours.forward(make_batch([([5, 6, 7], 0, [2])]), kv)
+    assert kv.page(2)[:, :, :, :3].abs().sum(-1).min() > 0
+    assert not kv.page(2)[:, :, :, 3:].any()
+    assert not kv.page(0).any()
