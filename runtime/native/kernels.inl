@@ -255,6 +255,26 @@ inline void gather_of(int64_t count, const void* values, const int64_t* where, i
     }
 }
 
+// Where the keys of a block from `start` on lie, as an index; those after `end` are the last one. What
+// lies there is fetched ahead: pages are all over the pool.
+inline void locate(const Heads& heads, const Span& span, int64_t kv_head, int64_t start, int64_t end,
+                   const void* keys, const void* values, int64_t size, int64_t* where) {
+    const int64_t plane = kv_head * heads.num_pages * heads.page_size;
+    int64_t page = start / heads.page_size, within = start % heads.page_size;
+    for (int64_t j = 0; j < kKeys; ++j) {
+        if (start + j >= end) {
+            where[j] = where[j - 1];
+            continue;
+        }
+        where[j] = (plane + span.pages[page] * heads.page_size + within) * heads.dim;
+        if (++within == heads.page_size) ++page, within = 0;
+        for (int64_t at = where[j] * size; at < (where[j] + heads.dim) * size; at += 64) {
+            __builtin_prefetch(static_cast<const uint8_t*>(keys) + at);
+            __builtin_prefetch(static_cast<const uint8_t*>(values) + at);
+        }
+    }
+}
+
 template <bool is_bf16>
 void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
                  const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
@@ -267,7 +287,7 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
     alignas(64) float block[kMaxDim * kLanes];
-    int64_t where[kKeys];
+    int64_t places[2][kKeys];  // of the block at hand, and of the next
     int64_t lowest = INT64_MAX, highest = 0;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t row = first + i / group;
@@ -280,13 +300,15 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
         total[i] = 0.0f;
     }
     std::memset(sums, 0, sizeof(float) * static_cast<size_t>(count * dim));
-    const int64_t plane = kv_head * heads.num_pages * heads.page_size * dim;
-    for (int64_t start = lowest / kKeys * kKeys; start < highest; start += kKeys) {
+    constexpr int64_t size = is_bf16 ? 2 : 4;
+    const int64_t begin = lowest / kKeys * kKeys;
+    locate(heads, span, kv_head, begin, highest, keys, values, size, places[0]);
+    for (int64_t start = begin; start < highest; start += kKeys) {
         const int64_t num_keys = highest - start < kKeys ? highest - start : kKeys;
-        for (int64_t j = 0; j < num_keys; ++j) {
-            const int64_t at = start + j;
-            where[j] = plane + (span.pages[at / heads.page_size] * heads.page_size +
-                                at % heads.page_size) * dim;
+        const int64_t* const where = places[(start - begin) / kKeys % 2];
+        if (start + kKeys < highest) {
+            locate(heads, span, kv_head, start + kKeys, highest, keys, values, size,
+                   places[(start - begin) / kKeys % 2 ^ 1]);
         }
         for (int64_t part = 0; part < num_keys; part += kLanes) {
             const int64_t here = num_keys - part < kLanes ? num_keys - part : kLanes;

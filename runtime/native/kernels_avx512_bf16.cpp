@@ -165,11 +165,193 @@ void multiply_some(const Linear& linear, const void* x, int64_t ldx, const float
     run(linear, x, ldx, sums, rows, y, ldy, first_tile, last_tile, ending);
 }
 
+// Attention as `attend_some` has it, where pages and what is multiplied with them are bfloat16.
+// Pairs of dimensions of a key, and of keys of a value, are multiplied at once.
+
+inline __m512i words_at(const void* from) { return _mm512_loadu_si512(from); }
+
+template <int R>
+inline void pair_scores(const uint32_t* const* queries, const uint32_t* keys, int64_t num_pairs,
+                        float* scores) {
+    __m512 acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < num_pairs; ++i) {
+        const __m512i k = words_at(keys + i * kLanes);
+        for (int r = 0; r < R; ++r) {
+            const __m512i q = _mm512_set1_epi32(static_cast<int32_t>(queries[r][i]));
+            acc[r] = multiply_pairs(acc[r], q, k);
+        }
+    }
+    for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores + r * kKeys, acc[r]);
+}
+
+template <int R>
+inline void pair_scores_of(int64_t count, const uint32_t* const* queries, const uint32_t* keys,
+                           int64_t num_pairs, float* scores) {
+    if (count == R) {
+        pair_scores<R>(queries, keys, num_pairs, scores);
+    } else if constexpr (R > 1) {
+        pair_scores_of<R - 1>(count, queries, keys, num_pairs, scores);
+    }
+}
+
+// Sums of 32 dimensions of a value: the first vector of each row holds 0-3, 8-11, 16-19, 24-27.
+template <int R>
+inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t num_pairs,
+                        const uint32_t* weights, int64_t ldw, float* sums, int64_t ld) {
+    __m512 low[R], high[R];
+    for (int r = 0; r < R; ++r) {
+        low[r] = _mm512_loadu_ps(sums + r * ld);
+        high[r] = _mm512_loadu_ps(sums + r * ld + kLanes);
+    }
+    for (int64_t i = 0; i < num_pairs; ++i) {
+        const __m512i one = words_at(values + where[2 * i]);
+        const __m512i other = words_at(values + where[2 * i + 1]);
+        const __m512i first = _mm512_unpacklo_epi16(one, other);
+        const __m512i second = _mm512_unpackhi_epi16(one, other);
+        for (int r = 0; r < R; ++r) {
+            const __m512i w = _mm512_set1_epi32(static_cast<int32_t>(weights[r * ldw + i]));
+            low[r] = multiply_pairs(low[r], w, first);
+            high[r] = multiply_pairs(high[r], w, second);
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        _mm512_storeu_ps(sums + r * ld, low[r]);
+        _mm512_storeu_ps(sums + r * ld + kLanes, high[r]);
+    }
+}
+
+template <int R>
+inline void pair_gather_of(int64_t count, const uint16_t* values, const int64_t* where,
+                           int64_t num_pairs, const uint32_t* weights, int64_t ldw, float* sums,
+                           int64_t ld) {
+    if (count == R) {
+        pair_gather<R>(values, where, num_pairs, weights, ldw, sums, ld);
+    } else if constexpr (R > 1) {
+        pair_gather_of<R - 1>(count, values, where, num_pairs, weights, ldw, sums, ld);
+    }
+}
+
+void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
+                     int64_t last, const float* queries, int64_t ldq, const uint16_t* keys,
+                     const uint16_t* values, float* out, int64_t ldo) {
+    const int64_t group = heads.num_heads / heads.num_kv_heads, dim = heads.dim;
+    const int64_t count = (last - first) * group, num_pairs = dim / 2;
+    alignas(64) uint32_t query[kMaxQueries * kMaxDim / 2];
+    alignas(64) uint32_t block[kMaxDim / 2 * kLanes];
+    alignas(64) uint32_t weights[kMaxQueries * kKeys / 2];
+    alignas(64) float sums[kMaxQueries * kMaxDim];
+    alignas(64) float scores[kMaxQueries * kKeys];
+    const uint32_t* rows[kMaxQueries];
+    int64_t low[kMaxQueries], high[kMaxQueries];
+    float peak[kMaxQueries], total[kMaxQueries];
+    int64_t places[2][kKeys];  // of the block at hand, and of the next
+    int64_t lowest = INT64_MAX, highest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t row = first + i / group;
+        const float* from =
+            queries + (span.first_row + row) * ldq + (kv_head * group + i % group) * dim;
+        round_to_bf16(from, dim, reinterpret_cast<uint16_t*>(query + i * num_pairs));
+        rows[i] = query + i * num_pairs;
+        high[i] = span.num_keys - (span.num_rows - 1 - row);
+        low[i] = heads.window && high[i] > heads.window ? high[i] - heads.window : 0;
+        lowest = low[i] < lowest ? low[i] : lowest;
+        highest = high[i] > highest ? high[i] : highest;
+        peak[i] = -INFINITY;
+        total[i] = 0.0f;
+    }
+    std::memset(sums, 0, sizeof(float) * static_cast<std::size_t>(count * dim));
+    const int64_t begin = lowest / kKeys * kKeys;
+    locate(heads, span, kv_head, begin, highest, keys, values, 2, places[0]);
+    for (int64_t start = begin; start < highest; start += kKeys) {
+        const int64_t num_keys = highest - start < kKeys ? highest - start : kKeys;
+        const int64_t* const where = places[(start - begin) / kKeys % 2];
+        if (start + kKeys < highest) {
+            locate(heads, span, kv_head, start + kKeys, highest, keys, values, 2,
+                   places[(start - begin) / kKeys % 2 ^ 1]);
+        }
+        for (int64_t part = 0; part < num_keys; part += kLanes) {
+            for (int64_t pair = 0; pair < num_pairs; pair += kLanes) {
+                Floats v[16];  // two dimensions each, only moved
+                for (int j = 0; j < kLanes; ++j) v[j] = load<Floats>(keys + where[part + j] + 2 * pair);
+                transpose(v);
+                for (int i = 0; i < kLanes; ++i) store(block + (pair + i) * kLanes, v[i]);
+            }
+            for (int64_t i = 0; i < count; i += kQueries) {
+                pair_scores_of<kQueries>(count - i < kQueries ? count - i : kQueries, rows + i, block,
+                                         num_pairs, scores + i * kKeys + part);
+            }
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            float* own = scores + i * kKeys;
+            for (int64_t j = num_keys; j < kKeys; ++j) own[j] = -INFINITY;
+            for (int64_t j = start; j < low[i] && j < start + kKeys; ++j) own[j - start] = -INFINITY;
+            for (int64_t j = high[i] > start ? high[i] - start : 0; j < kKeys; ++j) own[j] = -INFINITY;
+            Floats s[4];
+            for (int k = 0; k < 4; ++k) s[k] = load<Floats>(own + k * kLanes);
+            const float most = largest(max(max(s[0], s[1]), max(s[2], s[3])));
+            auto* weight = reinterpret_cast<uint16_t*>(weights + i * kKeys / 2);
+            if (most == -INFINITY) {
+                std::memset(weight, 0, sizeof(uint16_t) * kKeys);
+                continue;
+            }
+            const float before = peak[i], now = most > before ? most : before;
+            for (int k = 0; k < 4; ++k) {
+                const Halves rounded = to_bf16(exp(s[k] - all(now)));
+                store(weight + k * kLanes, rounded);
+                s[k] = from_bf16(rounded);
+            }
+            const float added = sum((s[0] + s[1]) + (s[2] + s[3]));
+            if (now != before) {
+                const Floats scale = exp(all(before - now));
+                total[i] *= scale.p[0][0];
+                for (int64_t d = 0; d < dim; d += kLanes) {
+                    store(sums + i * dim + d, load<Floats>(sums + i * dim + d) * scale);
+                }
+                peak[i] = now;
+            }
+            total[i] += added;
+        }
+        for (int64_t d = 0; d < dim; d += 32) {
+            for (int64_t i = 0; i < count; i += kQueries) {
+                pair_gather_of<kQueries>(count - i < kQueries ? count - i : kQueries, values + d, where,
+                                         (num_keys + 1) / 2, weights + i * kKeys / 2, kKeys / 2,
+                                         sums + i * dim + d, dim);
+            }
+        }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        float* to =
+            out + (span.first_row + first + i / group) * ldo + (kv_head * group + i % group) * dim;
+        const float share = 1.0f / total[i];
+        for (int64_t d = 0; d < dim; ++d) {
+            const int64_t chunk = d / 32, within = d % 32;
+            const int64_t lane = within / 8 * 4 + within % 4;
+            to[d] = sums[i * dim + chunk * 32 + within % 8 / 4 * kLanes + lane] * share;
+        }
+    }
+}
+
+void attend_somehow(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
+                    int64_t last, const float* queries, int64_t ldq, const void* keys,
+                    const void* values, float* out, int64_t ldo) {
+    if (!heads.is_bf16 || heads.dim % 32) {
+        attend(heads, span, kv_head, first, last, queries, ldq, keys, values, out, ldo);
+        return;
+    }
+    const int64_t group = heads.num_heads / heads.num_kv_heads, step = kMaxQueries / group;
+    for (int64_t row = first; row < last; row += step) {
+        attend_in_pairs(heads, span, kv_head, row, row + step < last ? row + step : last, queries, ldq,
+                        static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values), out,
+                        ldo);
+    }
+}
+
 }  // namespace
 
 const Kernels kernels_of_avx512_bf16 = {
     "avx512_bf16", {false, true, true, false}, multiply_some, sum_blocks, normalize, round_to_bf16,
-    turn,          attend,
+    turn,          attend_somehow,
 };
 
 }  // namespace palmette

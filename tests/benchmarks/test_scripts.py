@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import frozen_prefix, growth, memory, overhead, starvation
+from benchmarks import frozen_prefix, growth, kernels, memory, overhead, starvation
 from palmette.runtime.config import EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine
+from palmette.runtime.kernels.cpu import extension
 from palmette.runtime.testing import tiny_engine, tiny_model
 from palmette.runtime.tokenization.byte import ByteTokenizer
+from tests.runtime.loading.files import write_folder
+from tests.runtime.models.tiny import oracle
 
 QUIET = lambda _: None  # noqa: E731
 
@@ -269,3 +272,24 @@ def test_every_script_explains_itself(script: object, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit, match="0"):
         script.main(["--help"])  # type: ignore[attr-defined]
     assert "--json" in capsys.readouterr().out
+
+
+# kernels
+
+
+@pytest.mark.skipif(extension() is None, reason="the extension was not built")
+def test_kernels_are_compared_on_the_same_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = oracle(vocab_size=64, hidden_size=64, intermediate_size=96)
+    path = write_folder(tmp_path / "m", model)
+    loads = (kernels.Load("some", 3, 2, 20), kernels.Load("one", 1, 1, 5))
+    figures = tmp_path / "kernels.json"
+    arguments = ["--model", str(path), "--rounds", "2", "--seconds", "0", "--json", str(figures)]
+    kernels.main(arguments, loads)
+    shown = capsys.readouterr().out
+    data = json.loads(figures.read_text())
+    assert len(data) == 2 * 2 * 2
+    assert all(len(times) == 2 and min(times) > 0 for times in data.values())
+    assert "some" in shown
+    assert "(1.00 x)" in shown
