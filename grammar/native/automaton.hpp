@@ -47,6 +47,25 @@ class Automaton {
         return nullptr;
     }
 
+    // The same for a state that may never come again: the first time, nothing is found out about the
+    // other bytes.
+    Term* pass(Term* state, std::uint8_t byte) {
+        if (state->has_row || state->was_passed || state->is_capturing) return step(state, byte);
+        state->was_passed = true;
+        Term* after = store_.after(state, byte);
+        if (after == store_.empty()) return nullptr;
+        enter(after);
+        return after;
+    }
+
+    Term* pass(Term* state, std::string_view text) {
+        for (char each : text) {
+            state = pass(state, static_cast<std::uint8_t>(each));
+            if (!state) return nullptr;
+        }
+        return state;
+    }
+
     Term* step(Term* state, std::string_view text) {
         for (char each : text) {
             state = step(state, static_cast<std::uint8_t>(each));

@@ -172,6 +172,109 @@ Pairs Store::derive(Term* term) {
     return pairs;
 }
 
+Term* Store::after(Term* term, std::uint8_t byte) {
+    if (term->has_parts || term->is_capturing) return step(term, byte);
+    const Descent descent(*this);
+    spend();
+    std::vector<Term*> found;
+    collect_after(term, byte, found, 0);
+    std::size_t kept = 0;
+    for (Term* each : found) {
+        if (!each->is_searched || !is_empty(each)) found[kept++] = each;
+    }
+    found.resize(kept);
+    if (found.empty()) return empty_;
+    return kept == 1 ? found[0] : alternation(found);
+}
+
+// What `form` has for one byte.
+void Store::collect_after(Term* term, std::uint8_t byte, std::vector<Term*>& found, int depth) {
+    constexpr int kDeep = 32;  // stacks may be deeper, and rules begin with themselves
+    if (term->has_form || depth > kDeep || term->kind == Kind::kCapture) {
+        for (const Pair& pair : form(term)) {
+            if (pair.bits.contains(byte)) found.push_back(pair.after);
+        }
+        return;
+    }
+    const auto collect_before = [&](Term* head, Term* tail) {
+        std::vector<Term*> heads;
+        collect_after(head, byte, heads, depth + 1);
+        for (Term* each : heads) found.push_back(sequence(each, tail));
+    };
+    switch (term->kind) {
+        case Kind::kBytes:
+            if (term->bits.contains(byte)) found.push_back(epsilon_);
+            break;
+        case Kind::kWords: {
+            const auto& words = term->words->words;
+            const std::size_t at = term->depth;
+            const auto first = words.begin() + term->low + (term->nullable ? 1 : 0);
+            const auto wanted = static_cast<unsigned char>(byte);
+            const auto low = std::partition_point(
+                first, words.begin() + term->high, [&](const std::string& word) {
+                    return static_cast<unsigned char>(word[at]) < wanted;
+                });
+            const auto high = std::partition_point(
+                low, words.begin() + term->high, [&](const std::string& word) {
+                    return static_cast<unsigned char>(word[at]) == wanted;
+                });
+            if (low != high) {
+                found.push_back(this->words(term->words, low - words.begin(),
+                                            high - words.begin(), term->depth + 1));
+            }
+            break;
+        }
+        case Kind::kSequence:
+            collect_before(term->item(0), term->item(1));
+            if (term->item(0)->nullable) collect_after(term->item(1), byte, found, depth + 1);
+            break;
+        case Kind::kAlternation:
+            for (std::uint32_t i = 0; i < term->num_items; ++i) {
+                collect_after(term->item(i), byte, found, depth + 1);
+            }
+            break;
+        case Kind::kRepeat: {
+            const Count high = term->high == kUnbounded ? kUnbounded : term->high - 1;
+            collect_before(term->item(),
+                           repeat(term->item(), std::max(term->low - 1, Count{0}), high));
+            break;
+        }
+        case Kind::kBoth: {
+            std::vector<Term*> afters;
+            for (std::uint32_t i = 0; i < term->num_items; ++i) {
+                afters.push_back(after(term->item(i), byte));
+                if (afters.back() == empty_) return;
+            }
+            Term* common = both(afters);
+            if (common != empty_) found.push_back(common);
+            break;
+        }
+        case Kind::kNot:
+            found.push_back(complement(after(term->item(), byte)));
+            break;
+        case Kind::kLexeme: {
+            Term* inner = after(term->item(), byte);
+            if (inner != empty_) found.push_back(lexeme(inner));
+            break;
+        }
+        case Kind::kCall:
+            collect_after(body_of(*term->rule), byte, found, depth + 1);
+            break;
+        case Kind::kObject:
+        case Kind::kArray:
+        case Kind::kMember:
+            collect_after(unfold(term), byte, found, depth + 1);
+            break;
+        case Kind::kTable:
+            for (const auto& move : term->table->moves[term->depth]) {
+                if (move.bits.contains(byte)) found.push_back(row(term->table, move.after));
+            }
+            break;
+        default:
+            break;
+    }
+}
+
 Pairs Store::derive_words(Term* term) {
     Pairs pairs;
     const auto& words = term->words->words;

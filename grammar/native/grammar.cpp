@@ -71,7 +71,7 @@ bool Matcher::accept(Token token) {
     const std::string_view text = grammar_.vocabulary().bytes_of(token);
     if (text.empty()) return false;
     grammar_.automaton().enter(here.term);
-    Term* after = grammar_.automaton().step(here.term, text);
+    Term* after = grammar_.automaton().pass(here.term, text);
     if (!after) return false;
     Plan plan;
     if (here.plan.tokens && here.plan.size() && here.plan.front() == token) {

@@ -1,7 +1,6 @@
 #include "mask.hpp"
 
 #include <algorithm>
-#include <unordered_set>
 
 namespace palmette {
 
@@ -295,7 +294,22 @@ std::shared_ptr<const Body> MaskBuilder::body_without(Term* head, Term* base, Te
     const auto known = body_of(base);
     auto body = std::make_shared<Body>();
     std::vector<Token> lost;
-    std::unordered_set<NodeIndex> dropped;
+    // Few nodes end a word, and most of the exits are those of the base.
+    body->exits = known->exits;
+    body->num_open_exits = known->num_open_exits;
+    const auto drop = [&body = *body](NodeIndex node) {
+        const auto open_end =
+            body.exits.begin() + static_cast<std::ptrdiff_t>(body.num_open_exits);
+        // Those with children, and those without, are each in order.
+        auto found = std::lower_bound(body.exits.begin(), open_end, node);
+        if (found != open_end && *found == node) {
+            body.exits.erase(found);
+            --body.num_open_exits;
+            return;
+        }
+        found = std::lower_bound(open_end, body.exits.end(), node);
+        if (found != body.exits.end() && *found == node) body.exits.erase(found);
+    };
     struct Place {
         NodeIndex node;
         Term* word;
@@ -309,20 +323,16 @@ std::shared_ptr<const Body> MaskBuilder::body_without(Term* head, Term* base, Te
         if (node && store_.is_empty(here)) {
             vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
         }
-        if (!here->nullable) dropped.insert(node);
+        if (!here->nullable) drop(node);
         for (const Pair& pair : store_.parts(word)) {
             Term* after = pair.after;
             pair.bits.for_each([&, node = node, here = here](std::uint8_t byte) {
                 const NodeIndex child = vocabulary_.child(node, byte);
-                if (child) pending.push_back({child, after, store_.step(here, byte)});
+                if (child) pending.push_back({child, after, store_.after(here, byte)});
             });
         }
     }
-    for (NodeIndex node : known->exits) {
-        if (!dropped.count(node)) body->exits.push_back(node);
-    }
     body->inside = known->inside.without(std::move(lost));
-    order_exits(*body);
     return body;
 }
 

@@ -699,7 +699,7 @@ void Store::sweep() {
             continue;
         }
         term->is_marked = false;
-        term->is_state = term->has_row = term->loops_on_plain = false;
+        term->is_state = term->has_row = term->loops_on_plain = term->was_passed = false;
         term->has_form = term->has_parts = term->parts_are_form = false;
         Pairs().swap(term->form);
         Pairs().swap(term->own_parts);

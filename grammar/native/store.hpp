@@ -124,6 +124,8 @@ class Store {
     Term* lenient(Term* term);
     // The term after one byte, empty if it is not allowed: quick where texts are taken note of.
     Term* step(Term* term, std::uint8_t byte);
+    // The same, found without what follows other bytes if that is not known yet.
+    Term* after(Term* term, std::uint8_t byte);
 
     // Questions
 
@@ -250,6 +252,7 @@ class Store {
     template <class Function>
     void for_each_beginning(Term* term, Function function);
     Pairs derive(Term* term);
+    void collect_after(Term* term, std::uint8_t byte, std::vector<Term*>& found, int depth);
     Pairs derive_words(Term* term);
     Pairs derive_sequence(Term* term);
     Pairs derive_both(Term* term);

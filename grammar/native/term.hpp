@@ -105,6 +105,7 @@ struct Term {
     bool is_finite = true;     // obviously has a limited number of strings
     bool is_state = false;     // counted as a state of the automaton
     bool has_row = false;      // its parts are states too
+    bool was_passed = false;   // stepped through once, without a row
     bool loops_on_plain = false;  // with a row: plain bytes lead back to it
     bool is_marked = false;    // by a sweep
     bool is_character = false;
