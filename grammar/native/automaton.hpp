@@ -47,14 +47,18 @@ class Automaton {
         return nullptr;
     }
 
-    // The same for a state that may never come again: the first time, nothing is found out about the
-    // other bytes.
+    // The same for a state from which few bytes may ever be taken: nothing is found out about the
+    // others before several were.
     Term* pass(Term* state, std::uint8_t byte) {
-        if (state->has_row || state->was_passed || state->is_capturing) return step(state, byte);
-        state->was_passed = true;
+        if (state->has_row || state->is_capturing) return step(state, byte);
+        if (state->passed_after && state->passed_byte == byte) return state->passed_after;
+        if (state->num_passed == kManyPassed) return step(state, byte);
         Term* after = store_.after(state, byte);
         if (after == store_.empty()) return nullptr;
         enter(after);
+        ++state->num_passed;
+        state->passed_byte = byte;
+        state->passed_after = after;
         return after;
     }
 
@@ -150,6 +154,7 @@ class Automaton {
     }
 
     static constexpr std::size_t kNodesPerWork = 64;
+    static constexpr std::uint8_t kManyPassed = 4;
 
     void fill_row(Term* state);
     // Too many states to compute a row for each.

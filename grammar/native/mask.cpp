@@ -340,7 +340,9 @@ void MaskBuilder::order_exits(Body& body) const {
     const auto has_children = [this](NodeIndex node) {
         return vocabulary_.node(node).end != node + 1;
     };
-    const auto middle = std::stable_partition(body.exits.begin(), body.exits.end(), has_children);
+    const auto middle = std::partition(body.exits.begin(), body.exits.end(), has_children);
+    if (!std::is_sorted(body.exits.begin(), middle)) std::sort(body.exits.begin(), middle);
+    if (!std::is_sorted(middle, body.exits.end())) std::sort(middle, body.exits.end());
     body.num_open_exits = static_cast<std::size_t>(middle - body.exits.begin());
     body.exits.shrink_to_fit();
 }

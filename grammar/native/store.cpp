@@ -699,7 +699,9 @@ void Store::sweep() {
             continue;
         }
         term->is_marked = false;
-        term->is_state = term->has_row = term->loops_on_plain = term->was_passed = false;
+        term->is_state = term->has_row = term->loops_on_plain = false;
+        term->num_passed = 0;
+        term->passed_after = nullptr;
         term->has_form = term->has_parts = term->parts_are_form = false;
         Pairs().swap(term->form);
         Pairs().swap(term->own_parts);

@@ -105,7 +105,8 @@ struct Term {
     bool is_finite = true;     // obviously has a limited number of strings
     bool is_state = false;     // counted as a state of the automaton
     bool has_row = false;      // its parts are states too
-    bool was_passed = false;   // stepped through once, without a row
+    std::uint8_t num_passed = 0;  // bytes that were stepped by without a row
+    std::uint8_t passed_byte = 0;  // the last of them, and where it led
     bool loops_on_plain = false;  // with a row: plain bytes lead back to it
     bool is_marked = false;    // by a sweep
     bool is_character = false;
@@ -120,6 +121,7 @@ struct Term {
     std::uint32_t stamp = 0;  // of the last walk that ended here
     std::uint64_t hash = 0;
 
+    Term* passed_after = nullptr;
     Term* few_items[2] = {nullptr, nullptr};
     std::unique_ptr<Term*[]> many_items;
 
