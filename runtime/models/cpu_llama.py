@@ -22,7 +22,7 @@ from palmette.runtime.kernels.cpu import (
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.layers.rotary import RotaryTable
 from palmette.runtime.models.config import ModelConfig
-from palmette.runtime.models.llama import EMBEDDING, FINAL_NORM, HEAD
+from palmette.runtime.models.llama import EMBEDDING, FINAL_NORM, HEAD, tensor_shapes
 
 Read = Callable[[str], torch.Tensor]
 ReadBlocks = Callable[[str], Blocks | None]
@@ -55,21 +55,19 @@ class CpuLlama:
         kernels = kernels_for(dtype)
         assert kernels is not None
         self.kernels = kernels
-        self._read = read
-        self._blocks = blocks
-        self._kept: list[torch.Tensor] = []  # what the kernels have the addresses of
-        self._linears: list[PackedLinear] = []
         with torch.inference_mode():
-            self._layers = [self._layer(f"model.layers.{i}.") for i in range(config.num_layers)]
-            self._embedding = self._linear([EMBEDDING])
+            packer = _Packer(config, read, blocks, dtype)
+            self._layers = [packer.layer(i) for i in range(config.num_layers)]
+            self._embedding = packer.linear([EMBEDDING])
             self._head = self._embedding
             if not config.tie_word_embeddings:
-                self._head = self._linear([HEAD])
-            self._final_norm = self._vector(FINAL_NORM)
+                self._head = packer.linear([HEAD])
+            self._final_norm = packer.vector(FINAL_NORM)
             self._rotary = RotaryTable(
                 config.rope, config.head_dim, config.max_context, self.device
             )
-        del self._read, self._blocks
+        # What the kernels have the addresses of.
+        self._vectors, self._linears = packer.vectors, packer.linears
         self._step = self._made(torch.get_num_threads())
 
     @staticmethod
@@ -100,8 +98,8 @@ class CpuLlama:
     @property
     def num_weight_bytes(self) -> int:
         """Bytes held for weights."""
-        kept = sum(tensor.nbytes for tensor in self._kept)
-        return kept + sum(linear.num_bytes for linear in self._linears)
+        vectors = sum(vector.nbytes for vector in self._vectors)
+        return vectors + sum(linear.num_bytes for linear in self._linears)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
@@ -164,52 +162,59 @@ class CpuLlama:
         )
         for parts in self._layers:
             step.add(*parts)
-        step.finish(self._final_norm, self._embedding.handle, self._head.handle)
+        step.finish(self._final_norm, self._embedding, self._head)
         return step
 
-    def _layer(self, name: str) -> tuple[Any, ...]:
-        attn, mlp, config = name + "self_attn.", name + "mlp.", self.config
-        queries = [f"{attn}{part}_proj" for part in "qkv"]
+
+class _Packer:
+    """Makes what the kernels read, as they take it, and keeps it."""
+
+    def __init__(
+        self, config: ModelConfig, read: Read, blocks: ReadBlocks, dtype: torch.dtype
+    ) -> None:
+        self.vectors: list[torch.Tensor] = []
+        self.linears: list[PackedLinear] = []
+        self._config = config
+        self._shapes = tensor_shapes(config)
+        self._read = read
+        self._blocks = blocks
+        self._dtype = dtype
+
+    def layer(self, index: int) -> tuple[Any, ...]:
+        """The arguments that add a layer to a step."""
+        name, config = f"model.layers.{index}.", self._config
+        attn, mlp = name + "self_attn.", name + "mlp."
+        queries = [f"{attn}{part}_proj.weight" for part in "qkv"]
+        gates = [f"{mlp}{part}_proj.weight" for part in ("gate", "up")]
         return (
-            self._vector(name + "input_layernorm.weight"),
-            self._linear(queries, has_bias=config.attention_bias).handle,
-            self._linear([attn + "o_proj"], has_bias=config.attention_bias).handle,
-            self._vector(name + "post_attention_layernorm.weight"),
-            self._linear(
-                [mlp + "gate_proj", mlp + "up_proj"], has_bias=config.mlp_bias, interleaved=True
-            ).handle,
-            self._linear([mlp + "down_proj"], has_bias=config.mlp_bias).handle,
+            self.vector(name + "input_layernorm.weight"),
+            self.linear(queries, has_bias=config.attention_bias),
+            self.linear([attn + "o_proj.weight"], has_bias=config.attention_bias),
+            self.vector(name + "post_attention_layernorm.weight"),
+            self.linear(gates, has_bias=config.mlp_bias, interleaved=True),
+            self.linear([mlp + "down_proj.weight"], has_bias=config.mlp_bias),
         )
 
-    def _linear(
-        self, names: list[str], *, has_bias: bool = False, interleaved: bool = False
-    ) -> PackedLinear:
-        weights = [name if name.endswith(".weight") else f"{name}.weight" for name in names]
-        blocks = [self._blocks(name) for name in weights]
+    def linear(self, names: list[str], *, has_bias: bool = False, interleaved: bool = False) -> Any:
+        """The map of these weights together: packed if they all are, in one way."""
+        blocks = [self._blocks(name) for name in names]
         packed = [each for each in blocks if each is not None and each.kind in BLOCK_FORMATS]
         parts: list[torch.Tensor | Blocks] = [*packed]
         if len(packed) < len(names) or len({each.kind for each in packed}) > 1:
-            parts = [self._read(name) for name in weights]
-        num_inputs = self._inputs(names[0])
+            parts = [self._read(name) for name in names]
+        biases = [name.removesuffix("weight") + "bias" for name in names] if has_bias else []
         linear = PackedLinear(
             parts,
-            num_inputs,
-            dtype=self.dtype,
-            biases=[self._read(f"{name}.bias") for name in names] if has_bias else (),
+            self._shapes[names[0]][1],
+            dtype=self._dtype,
+            biases=[self._read(name) for name in biases],
             interleaved=interleaved,
         )
-        self._linears.append(linear)
-        return linear
+        self.linears.append(linear)
+        return linear.handle
 
-    def _inputs(self, name: str) -> int:
-        if name.endswith("o_proj"):
-            return self.config.q_size
-        if name.endswith("down_proj"):
-            return self.config.intermediate_size
-        return self.config.hidden_size
-
-    def _vector(self, name: str) -> int:
-        """The address of a tensor [hidden_size] that is kept as float32."""
-        tensor = self._read(name).float().clone().contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
+    def vector(self, name: str) -> int:
+        """The address of a tensor [hidden_size], as float32."""
+        vector = self._read(name).float().clone().contiguous()
+        self.vectors.append(vector)
+        return vector.data_ptr()

@@ -49,7 +49,6 @@ struct Span {
 struct Heads {
     int64_t num_heads, num_kv_heads, dim;
     int64_t page_size, num_pages;
-    int64_t window;  // keys that a row sees at most; 0: all
     bool is_bf16;    // the pages
 };
 

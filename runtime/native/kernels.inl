@@ -110,13 +110,12 @@ inline void tiles(const Linear& linear, const float* x, int64_t ldx, const float
     }
 }
 
-template <Format format, int R>
-inline void rows_of(const Linear& linear, const float* x, int64_t ldx, const float* sums,
-                    int64_t rows, float* y, int64_t ldy, int64_t tile, Ending ending) {
-    if (rows == R) {
-        tiles<format, R>(linear, x, ldx, sums, y, ldy, tile, ending);
-    } else if constexpr (R > 1) {
-        rows_of<format, R - 1>(linear, x, ldx, sums, rows, y, ldy, tile, ending);
+// Calls work with a count, at most `most`, as a constant: a loop over it is then unrolled.
+template <int most, class Work> PALMETTE_INLINE void with_count(int64_t count, const Work& work) {
+    if (count >= most) {
+        work(std::integral_constant<int, most>());
+    } else if constexpr (most > 1) {
+        with_count<most - 1>(count, work);
     }
 }
 
@@ -127,9 +126,11 @@ void multiply_as(const Linear& linear, const void* x, int64_t ldx, const float* 
     const int64_t step = ending == Ending::gated ? 2 : 1, lds = linear.k / kBlock;
     for (int64_t tile = first_tile; tile < last_tile; tile += step) {
         for (int64_t row = 0; row < rows; row += kRows) {
-            const int64_t count = rows - row < kRows ? rows - row : kRows;
-            rows_of<format, kRows>(linear, inputs + row * ldx, ldx, sums + row * lds, count,
-                                   y + row * ldy, ldy, tile, ending);
+            with_count<kRows>(rows - row, [&](auto count) {
+                tiles<format, decltype(count)::value>(linear, inputs + row * ldx, ldx,
+                                                      sums + row * lds, y + row * ldy, ldy, tile,
+                                                      ending);
+            });
         }
     }
 }
@@ -222,16 +223,6 @@ inline void score(const float* const* queries, const float* keys, int64_t dim, f
     for (int r = 0; r < R; ++r) store(scores + r * kKeys, acc[r]);
 }
 
-template <int R>
-inline void scores_of(int64_t count, const float* const* queries, const float* keys, int64_t dim,
-                      float* scores) {
-    if (count == R) {
-        score<R>(queries, keys, dim, scores);
-    } else if constexpr (R > 1) {
-        scores_of<R - 1>(count, queries, keys, dim, scores);
-    }
-}
-
 template <bool is_bf16, int R>
 inline void gather(const void* values, const int64_t* where, int64_t num_keys, const float* weights,
                    int64_t d, float* sums, int64_t ld) {
@@ -242,17 +233,6 @@ inline void gather(const void* values, const int64_t* where, int64_t num_keys, c
         for (int r = 0; r < R; ++r) acc[r] += v * all(weights[r * kKeys + j]);
     }
     for (int r = 0; r < R; ++r) store(sums + r * ld + d, acc[r]);
-}
-
-template <bool is_bf16, int R>
-inline void gather_of(int64_t count, const void* values, const int64_t* where, int64_t num_keys,
-                      const float* weights, int64_t dim, float* sums) {
-    if (count == R) {
-        for (int64_t d = 0; d < dim; d += kLanes)
-            gather<is_bf16, R>(values, where, num_keys, weights, d, sums, dim);
-    } else if constexpr (R > 1) {
-        gather_of<is_bf16, R - 1>(count, values, where, num_keys, weights, dim, sums);
-    }
 }
 
 // Where the keys of a block from `start` on lie, as an index; those after `end` are the last one. What
@@ -275,93 +255,116 @@ inline void locate(const Heads& heads, const Span& span, int64_t kv_head, int64_
     }
 }
 
+// Query heads of some rows that go through the keys of one head together.
+struct Together {
+    int64_t count;
+    int64_t most_seen;
+    int64_t num_seen[kMaxQueries];  // keys, of each
+    const float* query[kMaxQueries];
+    float* out[kMaxQueries];
+    float peak[kMaxQueries], total[kMaxQueries];  // of the softmax so far
+};
+
+inline Together together(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
+                         int64_t last, const float* queries, int64_t ldq, float* out, int64_t ldo) {
+    const int64_t group = heads.num_heads / heads.num_kv_heads;
+    Together all_of;
+    all_of.count = (last - first) * group;
+    all_of.most_seen = span.num_keys - (span.num_rows - last);
+    for (int64_t i = 0; i < all_of.count; ++i) {
+        const int64_t row = first + i / group, at = (kv_head * group + i % group) * heads.dim;
+        all_of.query[i] = queries + (span.first_row + row) * ldq + at;
+        all_of.out[i] = out + (span.first_row + row) * ldo + at;
+        all_of.num_seen[i] = span.num_keys - (span.num_rows - 1 - row);
+        all_of.peak[i] = -INFINITY;
+        all_of.total[i] = 0.0f;
+    }
+    return all_of;
+}
+
+// From the scores of one query over the keys from `start` on to their weights, of which `keep(k, w)`
+// takes 16 at a time and returns them as they are used; what was summed before is scaled.
+template <class Keep>
+inline void weigh(Together& queries, int64_t i, int64_t start, float* scores, float* sums,
+                  int64_t dim, const Keep& keep) {
+    const int64_t num_seen = queries.num_seen[i] - start;
+    for (int64_t j = num_seen > 0 ? num_seen : 0; j < kKeys; ++j) scores[j] = -INFINITY;
+    Floats s[4];
+    for (int k = 0; k < 4; ++k) s[k] = load<Floats>(scores + k * kLanes);
+    const float most = largest(max(max(s[0], s[1]), max(s[2], s[3])));
+    if (most == -INFINITY) {
+        for (int k = 0; k < 4; ++k) keep(k, all(0.0f));
+        return;
+    }
+    const float before = queries.peak[i], now = most > before ? most : before;
+    for (int k = 0; k < 4; ++k) s[k] = keep(k, exp(s[k] - all(now)));
+    const float added = sum((s[0] + s[1]) + (s[2] + s[3]));
+    if (now != before) {
+        const Floats scale = exp(all(before - now));
+        queries.total[i] *= scale.p[0][0];
+        for (int64_t d = 0; d < dim; d += kLanes) store(sums + d, load<Floats>(sums + d) * scale);
+        queries.peak[i] = now;
+    }
+    queries.total[i] += added;
+}
+
 template <bool is_bf16>
 void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
                  const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
                  int64_t ldo) {
-    const int64_t group = heads.num_heads / heads.num_kv_heads, dim = heads.dim;
-    const int64_t count = (last - first) * group;
-    const float* query[kMaxQueries];
-    int64_t low[kMaxQueries], high[kMaxQueries];  // the keys that each sees
-    float peak[kMaxQueries], total[kMaxQueries];
+    const int64_t dim = heads.dim;
+    Together rows = together(heads, span, kv_head, first, last, queries, ldq, out, ldo);
+    const int64_t count = rows.count, end = rows.most_seen;
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
     alignas(64) float block[kMaxDim * kLanes];
     int64_t places[2][kKeys];  // of the block at hand, and of the next
-    int64_t lowest = INT64_MAX, highest = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = first + i / group;
-        query[i] = queries + (span.first_row + row) * ldq + (kv_head * group + i % group) * dim;
-        high[i] = span.num_keys - (span.num_rows - 1 - row);
-        low[i] = heads.window && high[i] > heads.window ? high[i] - heads.window : 0;
-        lowest = low[i] < lowest ? low[i] : lowest;
-        highest = high[i] > highest ? high[i] : highest;
-        peak[i] = -INFINITY;
-        total[i] = 0.0f;
-    }
     std::memset(sums, 0, sizeof(float) * static_cast<size_t>(count * dim));
     constexpr int64_t size = is_bf16 ? 2 : 4;
-    const int64_t begin = lowest / kKeys * kKeys;
-    locate(heads, span, kv_head, begin, highest, keys, values, size, places[0]);
-    for (int64_t start = begin; start < highest; start += kKeys) {
-        const int64_t num_keys = highest - start < kKeys ? highest - start : kKeys;
-        const int64_t* const where = places[(start - begin) / kKeys % 2];
-        if (start + kKeys < highest) {
-            locate(heads, span, kv_head, start + kKeys, highest, keys, values, size,
-                   places[(start - begin) / kKeys % 2 ^ 1]);
+    locate(heads, span, kv_head, 0, end, keys, values, size, places[0]);
+    for (int64_t start = 0; start < end; start += kKeys) {
+        const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
+        const int64_t* const where = places[start / kKeys % 2];
+        if (start + kKeys < end) {
+            locate(heads, span, kv_head, start + kKeys, end, keys, values, size,
+                   places[start / kKeys % 2 ^ 1]);
         }
         for (int64_t part = 0; part < num_keys; part += kLanes) {
-            const int64_t here = num_keys - part < kLanes ? num_keys - part : kLanes;
             for (int64_t d = 0; d < dim; d += kLanes) {
                 Floats v[16];
-                for (int64_t j = 0; j < kLanes; ++j) {
-                    v[j] = load_kv<is_bf16>(keys, where[part + (j < here ? j : here - 1)] + d);
-                }
+                for (int j = 0; j < kLanes; ++j) v[j] = load_kv<is_bf16>(keys, where[part + j] + d);
                 transpose(v);
-                for (int i = 0; i < 16; ++i) store(block + (d + i) * kLanes, v[i]);
+                for (int i = 0; i < kLanes; ++i) store(block + (d + i) * kLanes, v[i]);
             }
             for (int64_t i = 0; i < count; i += kQueries) {
-                scores_of<kQueries>(count - i < kQueries ? count - i : kQueries, query + i, block,
-                                    dim, scores + i * kKeys + part);
+                with_count<kQueries>(count - i, [&](auto some) {
+                    score<decltype(some)::value>(rows.query + i, block, dim,
+                                                 scores + i * kKeys + part);
+                });
             }
         }
         for (int64_t i = 0; i < count; ++i) {
-            float* own = scores + i * kKeys;
-            for (int64_t j = num_keys; j < kKeys; ++j) own[j] = -INFINITY;
-            for (int64_t j = start; j < low[i] && j < start + kKeys; ++j) own[j - start] = -INFINITY;
-            for (int64_t j = high[i] > start ? high[i] - start : 0; j < kKeys; ++j) own[j] = -INFINITY;
-            Floats s[4];
-            for (int k = 0; k < 4; ++k) s[k] = load<Floats>(own + k * kLanes);
-            const float most = largest(max(max(s[0], s[1]), max(s[2], s[3])));
-            if (most == -INFINITY) {
-                for (int k = 0; k < 4; ++k) store(own + k * kLanes, all(0.0f));
-                continue;
-            }
-            const float before = peak[i], now = most > before ? most : before;
-            for (int k = 0; k < 4; ++k) {
-                s[k] = exp(s[k] - all(now));
-                store(own + k * kLanes, s[k]);
-            }
-            const float added = sum((s[0] + s[1]) + (s[2] + s[3]));
-            if (now != before) {
-                const Floats scale = exp(all(before - now));
-                total[i] *= scale.p[0][0];
-                for (int64_t d = 0; d < dim; d += kLanes) {
-                    store(sums + i * dim + d, load<Floats>(sums + i * dim + d) * scale);
-                }
-                peak[i] = now;
-            }
-            total[i] += added;
+            float* const own = scores + i * kKeys;
+            weigh(rows, i, start, own, sums + i * dim, dim, [own](int k, Floats weights) {
+                store(own + k * kLanes, weights);
+                return weights;
+            });
         }
         for (int64_t i = 0; i < count; i += kQueries) {
-            gather_of<is_bf16, kQueries>(count - i < kQueries ? count - i : kQueries, values, where,
-                                         num_keys, scores + i * kKeys, dim, sums + i * dim);
+            with_count<kQueries>(count - i, [&](auto some) {
+                for (int64_t d = 0; d < dim; d += kLanes) {
+                    gather<is_bf16, decltype(some)::value>(values, where, num_keys,
+                                                           scores + i * kKeys, d, sums + i * dim,
+                                                           dim);
+                }
+            });
         }
     }
     for (int64_t i = 0; i < count; ++i) {
-        float* to = out + (span.first_row + first + i / group) * ldo + (kv_head * group + i % group) * dim;
-        const Floats share = all(1.0f / total[i]);
-        for (int64_t d = 0; d < dim; d += kLanes) store(to + d, load<Floats>(sums + i * dim + d) * share);
+        const Floats share = all(1.0f / rows.total[i]);
+        for (int64_t d = 0; d < dim; d += kLanes) {
+            store(rows.out[i] + d, load<Floats>(sums + i * dim + d) * share);
+        }
     }
 }
 

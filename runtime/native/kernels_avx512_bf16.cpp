@@ -123,16 +123,6 @@ inline void pair_tiles(const Linear& linear, const uint16_t* x, int64_t ldx, con
     }
 }
 
-template <Format format, int R, int T>
-inline void pair_rows(int64_t rows, const Linear& linear, const uint16_t* x, int64_t ldx,
-                      const float* sums, float* y, int64_t ldy, int64_t tile, Ending ending) {
-    if (rows == R) {
-        pair_tiles<format, R, T>(linear, x, ldx, sums, y, ldy, tile, ending);
-    } else if constexpr (R > 1) {
-        pair_rows<format, R - 1, T>(rows, linear, x, ldx, sums, y, ldy, tile, ending);
-    }
-}
-
 // The accumulators of so many rows and two tiles fit the registers.
 template <Format format> constexpr int kPairRows = format == Format::bf16 ? 12 : 6;
 
@@ -147,9 +137,11 @@ void multiply_pairs_as(const Linear& linear, const void* x, int64_t ldx, const f
     const auto run = [&](auto width) {
         constexpr int tiles = decltype(width)::value;
         for (int64_t row = 0; row < rows; row += most) {
-            const int64_t count = rows - row < most ? rows - row : most;
-            pair_rows<format, most, tiles>(count, linear, inputs + row * ldx, ldx, sums + row * lds,
-                                           y + row * ldy, ldy, tile, ending);
+            with_count<most>(rows - row, [&](auto count) {
+                pair_tiles<format, decltype(count)::value, tiles>(
+                    linear, inputs + row * ldx, ldx, sums + row * lds, y + row * ldy, ldy, tile,
+                    ending);
+            });
         }
         tile += tiles;
     };
@@ -185,16 +177,6 @@ inline void pair_scores(const uint32_t* const* queries, const uint32_t* keys, in
     for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores + r * kKeys, acc[r]);
 }
 
-template <int R>
-inline void pair_scores_of(int64_t count, const uint32_t* const* queries, const uint32_t* keys,
-                           int64_t num_pairs, float* scores) {
-    if (count == R) {
-        pair_scores<R>(queries, keys, num_pairs, scores);
-    } else if constexpr (R > 1) {
-        pair_scores_of<R - 1>(count, queries, keys, num_pairs, scores);
-    }
-}
-
 // Sums of 32 dimensions of a value: the first vector of each row holds 0-3, 8-11, 16-19, 24-27.
 template <int R>
 inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t num_pairs,
@@ -221,54 +203,31 @@ inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t nu
     }
 }
 
-template <int R>
-inline void pair_gather_of(int64_t count, const uint16_t* values, const int64_t* where,
-                           int64_t num_pairs, const uint32_t* weights, int64_t ldw, float* sums,
-                           int64_t ld) {
-    if (count == R) {
-        pair_gather<R>(values, where, num_pairs, weights, ldw, sums, ld);
-    } else if constexpr (R > 1) {
-        pair_gather_of<R - 1>(count, values, where, num_pairs, weights, ldw, sums, ld);
-    }
-}
-
 void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
                      int64_t last, const float* queries, int64_t ldq, const uint16_t* keys,
                      const uint16_t* values, float* out, int64_t ldo) {
-    const int64_t group = heads.num_heads / heads.num_kv_heads, dim = heads.dim;
-    const int64_t count = (last - first) * group, num_pairs = dim / 2;
+    const int64_t dim = heads.dim, num_pairs = dim / 2;
+    Together rows = together(heads, span, kv_head, first, last, queries, ldq, out, ldo);
+    const int64_t count = rows.count, end = rows.most_seen;
     alignas(64) uint32_t query[kMaxQueries * kMaxDim / 2];
     alignas(64) uint32_t block[kMaxDim / 2 * kLanes];
     alignas(64) uint32_t weights[kMaxQueries * kKeys / 2];
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
-    const uint32_t* rows[kMaxQueries];
-    int64_t low[kMaxQueries], high[kMaxQueries];
-    float peak[kMaxQueries], total[kMaxQueries];
+    const uint32_t* pairs[kMaxQueries];
     int64_t places[2][kKeys];  // of the block at hand, and of the next
-    int64_t lowest = INT64_MAX, highest = 0;
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = first + i / group;
-        const float* from =
-            queries + (span.first_row + row) * ldq + (kv_head * group + i % group) * dim;
-        round_to_bf16(from, dim, reinterpret_cast<uint16_t*>(query + i * num_pairs));
-        rows[i] = query + i * num_pairs;
-        high[i] = span.num_keys - (span.num_rows - 1 - row);
-        low[i] = heads.window && high[i] > heads.window ? high[i] - heads.window : 0;
-        lowest = low[i] < lowest ? low[i] : lowest;
-        highest = high[i] > highest ? high[i] : highest;
-        peak[i] = -INFINITY;
-        total[i] = 0.0f;
+        pairs[i] = query + i * num_pairs;
+        round_to_bf16(rows.query[i], dim, reinterpret_cast<uint16_t*>(query + i * num_pairs));
     }
     std::memset(sums, 0, sizeof(float) * static_cast<std::size_t>(count * dim));
-    const int64_t begin = lowest / kKeys * kKeys;
-    locate(heads, span, kv_head, begin, highest, keys, values, 2, places[0]);
-    for (int64_t start = begin; start < highest; start += kKeys) {
-        const int64_t num_keys = highest - start < kKeys ? highest - start : kKeys;
-        const int64_t* const where = places[(start - begin) / kKeys % 2];
-        if (start + kKeys < highest) {
-            locate(heads, span, kv_head, start + kKeys, highest, keys, values, 2,
-                   places[(start - begin) / kKeys % 2 ^ 1]);
+    locate(heads, span, kv_head, 0, end, keys, values, 2, places[0]);
+    for (int64_t start = 0; start < end; start += kKeys) {
+        const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
+        const int64_t* const where = places[start / kKeys % 2];
+        if (start + kKeys < end) {
+            locate(heads, span, kv_head, start + kKeys, end, keys, values, 2,
+                   places[start / kKeys % 2 ^ 1]);
         }
         for (int64_t part = 0; part < num_keys; part += kLanes) {
             for (int64_t pair = 0; pair < num_pairs; pair += kLanes) {
@@ -278,56 +237,37 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
                 for (int i = 0; i < kLanes; ++i) store(block + (pair + i) * kLanes, v[i]);
             }
             for (int64_t i = 0; i < count; i += kQueries) {
-                pair_scores_of<kQueries>(count - i < kQueries ? count - i : kQueries, rows + i, block,
-                                         num_pairs, scores + i * kKeys + part);
+                with_count<kQueries>(count - i, [&](auto some) {
+                    pair_scores<decltype(some)::value>(pairs + i, block, num_pairs,
+                                                       scores + i * kKeys + part);
+                });
             }
         }
         for (int64_t i = 0; i < count; ++i) {
-            float* own = scores + i * kKeys;
-            for (int64_t j = num_keys; j < kKeys; ++j) own[j] = -INFINITY;
-            for (int64_t j = start; j < low[i] && j < start + kKeys; ++j) own[j - start] = -INFINITY;
-            for (int64_t j = high[i] > start ? high[i] - start : 0; j < kKeys; ++j) own[j] = -INFINITY;
-            Floats s[4];
-            for (int k = 0; k < 4; ++k) s[k] = load<Floats>(own + k * kLanes);
-            const float most = largest(max(max(s[0], s[1]), max(s[2], s[3])));
-            auto* weight = reinterpret_cast<uint16_t*>(weights + i * kKeys / 2);
-            if (most == -INFINITY) {
-                std::memset(weight, 0, sizeof(uint16_t) * kKeys);
-                continue;
-            }
-            const float before = peak[i], now = most > before ? most : before;
-            for (int k = 0; k < 4; ++k) {
-                const Halves rounded = to_bf16(exp(s[k] - all(now)));
-                store(weight + k * kLanes, rounded);
-                s[k] = from_bf16(rounded);
-            }
-            const float added = sum((s[0] + s[1]) + (s[2] + s[3]));
-            if (now != before) {
-                const Floats scale = exp(all(before - now));
-                total[i] *= scale.p[0][0];
-                for (int64_t d = 0; d < dim; d += kLanes) {
-                    store(sums + i * dim + d, load<Floats>(sums + i * dim + d) * scale);
-                }
-                peak[i] = now;
-            }
-            total[i] += added;
+            auto* const own = reinterpret_cast<uint16_t*>(weights + i * kKeys / 2);
+            weigh(rows, i, start, scores + i * kKeys, sums + i * dim, dim,
+                  [own](int k, Floats exact) {
+                      const Halves rounded = to_bf16(exact);
+                      store(own + k * kLanes, rounded);
+                      return from_bf16(rounded);
+                  });
         }
         for (int64_t d = 0; d < dim; d += 32) {
             for (int64_t i = 0; i < count; i += kQueries) {
-                pair_gather_of<kQueries>(count - i < kQueries ? count - i : kQueries, values + d, where,
-                                         (num_keys + 1) / 2, weights + i * kKeys / 2, kKeys / 2,
-                                         sums + i * dim + d, dim);
+                with_count<kQueries>(count - i, [&](auto some) {
+                    pair_gather<decltype(some)::value>(values + d, where, (num_keys + 1) / 2,
+                                                       weights + i * kKeys / 2, kKeys / 2,
+                                                       sums + i * dim + d, dim);
+                });
             }
         }
     }
     for (int64_t i = 0; i < count; ++i) {
-        float* to =
-            out + (span.first_row + first + i / group) * ldo + (kv_head * group + i % group) * dim;
-        const float share = 1.0f / total[i];
+        const float share = 1.0f / rows.total[i];
         for (int64_t d = 0; d < dim; ++d) {
             const int64_t chunk = d / 32, within = d % 32;
             const int64_t lane = within / 8 * 4 + within % 4;
-            to[d] = sums[i * dim + chunk * 32 + within % 8 / 4 * kLanes + lane] * share;
+            rows.out[i][d] = sums[i * dim + chunk * 32 + within % 8 / 4 * kLanes + lane] * share;
         }
     }
 }

@@ -136,8 +136,8 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     const int64_t plane = pages.num_pages * pages.page_size * dim;
     const uint8_t* keys = pages.data + layer * 2 * shape_.num_kv_heads * plane * size;
     const uint8_t* values = keys + shape_.num_kv_heads * plane * size;
-    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,         pages.page_size,
-                      pages.num_pages,  shape_.window,       pages.is_bf16};
+    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,
+                      pages.page_size,  pages.num_pages,     pages.is_bf16};
     struct Part {
         Span span;
         int64_t kv_head, first, last;

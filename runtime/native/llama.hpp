@@ -14,7 +14,6 @@ struct Shape {
     int64_t hidden, inner, num_heads, num_kv_heads, head_dim, vocab_rows;
     float epsilon;
     float query_scale;
-    int64_t window;  // 0: none
 };
 
 struct Layer {

@@ -93,8 +93,8 @@ std::unique_ptr<Llama> make_llama(const std::string& kernels, int num_threads, i
         num_heads / num_kv_heads > kMaxQueriesTogether || head_dim % 16 || head_dim > kMaxHeadDim) {
         throw std::invalid_argument("heads of a shape that is not supported");
     }
-    const Shape shape{hidden,     inner,   num_heads,   num_kv_heads, head_dim,
-                      vocab_rows, epsilon, query_scale, 0};
+    const Shape shape{hidden,   inner,      num_heads, num_kv_heads,
+                      head_dim, vocab_rows, epsilon,   query_scale};
     return std::make_unique<Llama>(shape, kernels_named(kernels), num_threads);
 }
 
