@@ -90,9 +90,9 @@ def gen(
     see `output_of_schema` and `output_of_dtype` for the value that results. `ebnf` is a `grammar`
     in GBNF. `choices` makes it a `select`. `regex_syntax`, `grammar_syntax`, `whitespace`,
     `property_order` and `undeclared_properties` (of JSON), `grammar_backend` and `jump_forward` are
-    options of these; see
-    `protocol.Constraint` and `protocol.SamplingParams`. With `append`, the variable is a list to
-    which the text is added. `seed` makes sampling repeatable, in every branch differently.
+    options of these; see `protocol.Constraint` and `protocol.SamplingParams`. With `append`, the
+    variable is a list to which the text is added. `seed` makes sampling repeatable, in every branch
+    differently.
 
     Raises InvalidRequest, ValueError or TypeError for an argument that makes no sense, and
     UnsupportedFeature for `n` above 1, `stop_regex`, `logprob_start_len` and

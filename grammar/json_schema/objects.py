@@ -9,7 +9,7 @@ from palmette.grammar.distinct import distinct_names
 from palmette.grammar.errors import GrammarTooComplex, InvalidGrammar
 from palmette.grammar.json_schema.document import spell
 from palmette.grammar.json_schema.languages import Languages
-from palmette.grammar.json_schema.logic import Logic
+from palmette.grammar.json_schema.logic import Conjunction, Logic
 from palmette.grammar.json_schema.policy import Policy
 from palmette.grammar.json_schema.rules import Demand, ObjectRule, Pattern
 from palmette.grammar.json_schema.schemas import ANYTHING, NOTHING, Claim, Key, key_of
@@ -83,12 +83,13 @@ class Objects:
         counted = distinct_names(cast("Members[Term]", shape), logic.store)
         return cast("Members[Key]", counted)
 
-    def asks_for_undeclared(self, shape: Members[Key] | None, rules: Sequence[ObjectRule]) -> bool:
-        """Whether a closed object needs a member that only the failure of something else names."""
-        if shape is None or self._policy.undeclared == "allowed":
+    def asks_for_undeclared(self, shape: Members[Key], case: Conjunction) -> bool:
+        """Whether the object of a case is closed and needs a member that only the failure of
+        something else names.
+        """
+        if self._policy.undeclared == "allowed" or shape.names:
             return False
-        if shape.names or not any(rule.is_refuting for rule in rules):
-            return False
+        rules = [rule for rule in case if isinstance(rule, ObjectRule)]
         named = {name for rule in rules if not rule.is_refuting for name in rule.members}
         named.update(name for rule in rules if not rule.is_refuting for name in rule.required)
         return any(name not in named for rule in rules for name in rule.required)
@@ -146,7 +147,7 @@ class Objects:
             if key is None:
                 continue
             met = [(i, d.value) for i, d in enumerate(demands) if each.is_met_by(d)]
-            parts = tuple(kinds_of(key, met, pointer)) if met else (Part(key),)
+            parts = tuple(kinds_of(key, met, pointer))
             if parts:
                 term = each.term(self._languages, declared, forced, canonical)
                 if term.kind != Kind.EMPTY:

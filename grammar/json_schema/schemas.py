@@ -158,8 +158,7 @@ class Schemas:
         self._constants: dict[object, Claim] = {}
         self._is_dynamic = document.is_dynamic
         # Whether a reference means the same wherever it stands.
-        self._is_one = document.is_one_resource
-        self._is_plain = self._is_one and not document.is_dynamic
+        self._is_plain = document.is_one_resource and not document.is_dynamic
 
     def root(self) -> Claim:
         """That the whole schema holds."""
@@ -277,15 +276,11 @@ class Schemas:
                 self._followed_to[reference] = claim
             return claim
         comparable = scope if scope[:1] != (_SYNTHETIC,) else (_SYNTHETIC,)
-        # Found already where it is part of what was compared.
-        known = self._contents.known.get(id(value))
-        if known is None or known[0] is not value or known[1] is not dialect:
-            known = (value, dialect, _content(value, dialect, [_COMPARED_PARTS], self._contents))
-        # What a reference in it leads to depends on the resource.
-        resource = "#" if self._is_one else self.document.resource_of(pointer).pointer
-        content = (dialect.name, comparable, resource, known[2])
-        if known[2] is None:
+        said = _content(value, dialect, [_COMPARED_PARTS], self._contents)
+        if said is None:
             return Schema(pointer, value, scope, dialect).claim
+        # What a reference in it leads to depends on the resource.
+        content = (dialect.name, comparable, self.document.resource_of(pointer).pointer, said)
         claim = self._equal.get(content)
         if claim is None:
             claim = self._equal[content] = Schema(pointer, value, scope, dialect).claim

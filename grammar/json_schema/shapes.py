@@ -154,8 +154,7 @@ class Shapes:
                     shape = self._distinct(shape)
                 if shape is None:
                     continue
-                rules = [rule for rule in case if isinstance(rule, ObjectRule)]
-                if isinstance(shape, Members) and self._objects.asks_for_undeclared(shape, rules):
+                if isinstance(shape, Members) and self._objects.asks_for_undeclared(shape, case):
                     undeclared.append(shape)
                 else:
                     shapes.append(shape)
