@@ -42,20 +42,19 @@ Term* Automaton::step_capturing(Term* state, std::uint8_t byte) {
 }
 
 void Automaton::fill_row(Term* state) {
-    const Pairs& pairs = store_.parts(state);
-    static const ByteSet plain = plain_bytes();
+    const KeptPairs pairs = store_.parts(state);
     for (const Pair& pair : pairs) {
         enter(pair.after);
-        if (pair.after == state) state->loops_on_plain = (pair.bits & plain) == plain;
+        if (pair.after == state) state->loops = classes_within(pair.bits);
     }
     if (pairs.size() > kFewPairs && pairs.size() <= DenseRow::kNoPair) {
-        auto dense = std::make_unique<DenseRow>();
+        auto* dense = new (store_.memos().allocate<DenseRow>(1)) DenseRow;
         for (auto& each : dense->pair) each = DenseRow::kNoPair;
         for (std::size_t i = 0; i < pairs.size(); ++i) {
             pairs[i].bits.for_each(
                 [&](std::uint8_t byte) { dense->pair[byte] = static_cast<std::uint8_t>(i); });
         }
-        state->dense = std::move(dense);
+        state->dense = dense;
     }
     state->has_row = true;
 }

@@ -39,9 +39,9 @@ class Automaton {
         }
         if (state->dense) {
             const std::uint8_t index = state->dense->pair[byte];
-            return index == DenseRow::kNoPair ? nullptr : state->parts()[index].after;
+            return index == DenseRow::kNoPair ? nullptr : state->parts[index].after;
         }
-        for (const Pair& pair : state->parts()) {
+        for (const Pair& pair : state->parts) {
             if (pair.bits.contains(byte)) return pair.after;
         }
         return nullptr;
@@ -79,9 +79,9 @@ class Automaton {
     }
 
     // The moves of a state: disjoint byte sets, and for each the next state.
-    const Pairs& moves(Term* state) {
+    KeptPairs moves(Term* state) {
         if (!state->has_row) fill_row(state);
-        return state->parts();
+        return state->parts;
     }
 
     bool accepts(Term* state, std::string_view text) {
@@ -99,8 +99,7 @@ class Automaton {
             return;
         }
         // The root has a child for most bytes, and few states allow most bytes.
-        const Pairs& pairs = moves(state);
-        for (const Pair& pair : pairs) {
+        for (const Pair& pair : moves(state)) {
             pair.bits.for_each([&](std::uint8_t byte) {
                 const NodeIndex child = vocabulary.root_child(byte);
                 if (!child) return;
@@ -111,19 +110,20 @@ class Automaton {
     }
 
   private:
-    // Whether plain bytes lead from a state to itself.
-    bool loops_on_plain(Term* state) {
+    // The classes of bytes that lead from a state to itself.
+    ByteClasses loops(Term* state) {
         if (!state->has_row && !state->is_capturing) fill_row(state);
-        return state->loops_on_plain;
+        return state->loops;
     }
 
     template <class Visit, class VisitBelow>
     void walk_below(const Vocabulary& vocabulary, NodeIndex node, Term* state, Visit& visit,
                     VisitBelow& visit_below) {
         const Node* nodes = vocabulary.nodes();
+        const ByteClasses* below = vocabulary.classes_below();
         const NodeIndex end = nodes[node].end;
         if (node + 1 == end) return;
-        if (nodes[node].is_plain_below && loops_on_plain(state)) {
+        if (!(below[node] & ~loops(state))) {
             visit_below(node, state);
             return;
         }
@@ -144,7 +144,7 @@ class Automaton {
             }
             stack[here.depth - above] = after;
             visit(at, after);
-            if (here.is_plain_below && loops_on_plain(after)) {
+            if (here.end != at + 1 && !(below[at] & ~loops(after))) {
                 visit_below(at, after);
                 at = here.end;
             } else {

@@ -1,7 +1,6 @@
 // Derivatives: what may come next, and what is left after it.
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "store.hpp"
 
@@ -10,56 +9,61 @@ namespace palmette {
 namespace {
 
 // What is wrong where a derivative waits for itself.
-TooComplex circle(const std::vector<Term*>& pending, const std::unordered_set<Term*>& waiting,
-                  Term* start) {
+TooComplex circle(const std::vector<Term*>& pending, const Term* start) {
     bool is_inside = false;
-    for (Term* term : pending) {
+    for (const Term* term : pending) {
         is_inside |= term == start;
-        if (is_inside && waiting.count(term) && term->rule) {
+        if (is_inside && term->is_waiting && term->rule) {
             return TooComplex(term->rule->name + " begins with itself");
         }
     }
     return nested_too_deeply();
 }
 
-// The pairs, each term once.
-Pairs merged(Pairs pairs) {
+// Leave each term once.
+void merge(Pairs& pairs) {
     constexpr std::size_t kFew = 12;
-    Pairs kept;
+    const bool is_short = pairs.size() <= kFew;
     std::unordered_map<Term*, std::size_t> index;
+    std::size_t num_kept = 0;
     for (const Pair& pair : pairs) {
         std::size_t at = 0;
-        if (pairs.size() <= kFew) {
-            while (at < kept.size() && kept[at].after != pair.after) ++at;
+        if (is_short) {
+            while (at < num_kept && pairs[at].after != pair.after) ++at;
         } else {
-            at = index.emplace(pair.after, kept.size()).first->second;
+            at = index.emplace(pair.after, num_kept).first->second;
         }
-        if (at < kept.size()) {
-            kept[at].bits = kept[at].bits | pair.bits;
+        if (at < num_kept) {
+            pairs[at].bits = pairs[at].bits | pair.bits;
         } else {
-            kept.push_back(pair);
+            pairs[num_kept++] = pair;
         }
     }
-    return kept;
+    pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(num_kept), pairs.end());
+}
+
+Pairs pairs_of(KeptPairs kept) { return {kept.begin(), kept.end()}; }
+
+bool operator==(const KeptPairs& kept, const Pairs& pairs) {
+    return std::equal(kept.begin(), kept.end(), pairs.begin(), pairs.end());
 }
 
 }  // namespace
 
-const Pairs& Store::parts(Term* term) {
-    if (!term->has_parts) {
-        Pairs found = determinise(form(term));
-        if (found == term->form) {
-            term->parts_are_form = true;  // one copy is enough
-        } else {
-            hold_pairs(found.size());
-            term->own_parts = std::move(found);
-        }
-        term->has_parts = true;
-    }
-    return term->parts();
+KeptPairs Store::keep(const Pairs& pairs) {
+    if (pairs.size() > kFew) hold(sizeof(Pair) * (pairs.size() - kFew));
+    return {memos_.copy(pairs.data(), pairs.size()), static_cast<std::uint32_t>(pairs.size())};
 }
 
-const Pairs& Store::form(Term* term) {
+KeptPairs Store::parts(Term* term) {
+    if (!term->has_parts) {
+        term->parts = determinise(form(term));
+        term->has_parts = true;
+    }
+    return term->parts;
+}
+
+KeptPairs Store::form(Term* term) {
     if (!term->has_form) settle_form(term);
     return term->form;
 }
@@ -80,32 +84,36 @@ void Store::for_each_beginning(Term* term, Function function) {
 // Derive a term after those that its derivative is made of; stacks may be deep.
 void Store::settle_form(Term* term) {
     const Descent descent(*this);
-    std::vector<Term*> pending{term};
-    std::unordered_set<Term*> waiting;
+    struct Pending : std::vector<Term*> {
+        ~Pending() {
+            for (Term* each : *this) each->is_waiting = false;
+        }
+    } pending;
+    pending.push_back(term);
     while (!pending.empty()) {
         Term* top = pending.back();
-        if (!top->has_form && !waiting.count(top)) {
+        if (!top->has_form && !top->is_waiting) {
             const std::size_t before = pending.size();
             for_each_beginning(top, [&](Term* each) {
                 if (!each->has_form) pending.push_back(each);
             });
             if (pending.size() > before) {
-                waiting.insert(top);
+                top->is_waiting = true;
                 for (std::size_t i = before; i < pending.size(); ++i) {
-                    if (waiting.count(pending[i])) throw circle(pending, waiting, pending[i]);
+                    if (pending[i]->is_waiting) throw circle(pending, pending[i]);
                 }
                 continue;
             }
         }
-        pending.pop_back();
         if (!top->has_form) {
-            Pairs found = merged(derive(top));
+            Pairs found = derive(top);
+            merge(found);
             spend(found.size() / 16);
-            hold_pairs(found.size());
-            top->form = std::move(found);
+            top->form = keep(found);
             top->has_form = true;
         }
-        waiting.erase(top);
+        top->is_waiting = false;
+        pending.pop_back();
     }
 }
 
@@ -124,7 +132,7 @@ Pairs Store::derive(Term* term) {
         case Kind::kAlternation:
             spend(term->num_items);
             for (std::uint32_t i = 0; i < term->num_items; ++i) {
-                const Pairs& inner = form(term->item(i));
+                const KeptPairs inner = form(term->item(i));
                 pairs.insert(pairs.end(), inner.begin(), inner.end());
             }
             break;
@@ -154,11 +162,11 @@ Pairs Store::derive(Term* term) {
             }
             break;
         case Kind::kCall:
-            return form(body_of(*term->rule));
+            return pairs_of(form(body_of(*term->rule)));
         case Kind::kObject:
         case Kind::kArray:
         case Kind::kMember:
-            return form(unfold(term));
+            return pairs_of(form(unfold(term)));
         case Kind::kCapture:
             return derive_capture(term);
         case Kind::kTable:
@@ -297,9 +305,11 @@ Pairs Store::derive_sequence(Term* term) {
     Pairs pairs;
     Term* head = term->item(0);
     Term* tail = term->item(1);
-    for (const Pair& pair : form(head)) pairs.push_back({pair.bits, sequence(pair.after, tail)});
+    const KeptPairs outer = form(head);
+    pairs.reserve(outer.size());
+    for (const Pair& pair : outer) pairs.push_back({pair.bits, sequence(pair.after, tail)});
     if (head->nullable) {
-        const Pairs& inner = form(tail);
+        const KeptPairs inner = form(tail);
         pairs.insert(pairs.end(), inner.begin(), inner.end());
     }
     return pairs;
@@ -313,7 +323,7 @@ Pairs Store::derive_both(Term* term) {
     std::vector<Common> combined;
     for (const Pair& pair : parts(term->item(0))) combined.push_back({pair.bits, {pair.after}});
     for (std::uint32_t i = 1; i < term->num_items; ++i) {
-        const Pairs& others = parts(term->item(i));
+        const KeptPairs others = parts(term->item(i));
         spend(combined.size() * others.size() / 16);
         std::vector<Common> more;
         for (const Common& known : combined) {
@@ -350,7 +360,7 @@ Term* Store::shortest_of(Rule& rule) {
     return rule.shortest;
 }
 
-Pairs Store::determinise(const Pairs& form) {
+KeptPairs Store::determinise(KeptPairs form) {
     struct Part {
         ByteSet bits;
         std::vector<Term*> afters;
@@ -398,7 +408,8 @@ Pairs Store::determinise(const Pairs& form) {
         Term* after = part.afters.size() == 1 ? part.afters[0] : alternation(part.afters);
         pairs.push_back({part.bits, after});
     }
-    return merged(std::move(pairs));
+    merge(pairs);
+    return form == pairs ? form : keep(pairs);  // one copy is enough
 }
 
 }  // namespace palmette

@@ -179,7 +179,7 @@ std::string Matcher::forced_bytes(std::size_t limit) {
     if (here().has_stopped) return forced;
     Term* term = here().term;
     while (!term->nullable && forced.size() < limit) {
-        const Pairs& moves = grammar_.automaton().moves(term);
+        const KeptPairs moves = grammar_.automaton().moves(term);
         if (moves.size() != 1 || moves[0].bits.count() != 1) break;
         forced.push_back(static_cast<char>(moves[0].bits.lowest()));
         term = moves[0].after;

@@ -50,24 +50,7 @@ std::vector<Term*> ends_of(const std::vector<Term*>& counters) {
 
 bool is_open(const Term* end) { return end->low == 0 && end->high == kUnbounded; }
 
-template <class Number>
-void append(std::string& text, Number number) {
-    text.append(reinterpret_cast<const char*>(&number), sizeof number);
-}
-
 }  // namespace
-
-std::uint64_t Structures::number_of(std::string description) {
-    const auto found = known_.find(description);
-    if (found != known_.end()) return found->second;
-    num_bytes_ += description.size() + kBytesPerEntry;
-    if (num_bytes_ > kMaxBytes) {
-        known_.clear();
-        num_bytes_ = description.size() + kBytesPerEntry;
-    }
-    known_.emplace(std::move(description), next_);
-    return next_++;
-}
 
 // Clamping
 
@@ -106,6 +89,11 @@ Term* Lexemes::clamp_element(Term* term, Count num_bytes) {
 Term* Lexemes::clamp_both(Term* term, Count num_bytes) {
     auto [others, counters] = store_.split_counters(term);
     if (counters.empty() || !others) return term;
+    const auto ends = ends_of(counters);
+    if (std::all_of(ends.begin(), ends.end(),
+                    [](const Term* end) { return end->high == kUnbounded; })) {
+        return term;
+    }
     const auto far = detour(others);
     if (!far) return term;
     std::vector<Term*> items{others};
@@ -129,23 +117,26 @@ Term* Lexemes::without_end(Term* term, Count far) {
 
 // A prefix that can be completed with the excluded words can be completed without them: any
 // characters may follow, so some lead away from all of them.
-Term* Lexemes::without_exclusion(Term* lexeme) {
-    if (lexeme->kind != Kind::kLexeme || !lexeme->is_searched) return nullptr;
+std::optional<std::pair<Term*, Term*>> Lexemes::without_exclusion(Term* lexeme) {
+    if (lexeme->kind != Kind::kLexeme || !lexeme->is_searched) return std::nullopt;
     auto elements = spine_of(lexeme->item());
     Term** searched = nullptr;
     for (Term*& element : elements) {
         if (!element->is_searched) continue;
-        if (searched) return nullptr;
+        if (searched) return std::nullopt;
         searched = &element;
     }
-    if (!searched || (*searched)->kind != Kind::kBoth) return nullptr;
+    if (!searched || (*searched)->kind != Kind::kBoth) return std::nullopt;
     auto [others, counters] = store_.split_counters(*searched);
-    if (counters.size() != 1 || !others || !excludes_finitely(others)) return nullptr;
+    if (counters.size() != 1 || !others || !excludes_finitely(others)) return std::nullopt;
     for (const Term* end : ends_of(counters)) {
-        if (!is_open(end)) return nullptr;
+        if (!is_open(end)) return std::nullopt;
     }
+    *searched = others->item();
+    Term* excluded = store_.sequence(elements.data(), elements.size());
     *searched = counters[0];
-    return store_.lexeme(store_.sequence(elements.data(), elements.size()));
+    Term* base = store_.sequence(elements.data(), elements.size());
+    return std::make_pair(store_.lexeme(base), excluded);
 }
 
 // Until the closing byte has come, any number of characters that is not too large can be completed.
@@ -190,67 +181,78 @@ std::optional<std::pair<Term*, Term*>> Lexemes::without_words(Term* lexeme) {
 
 // Structure
 
-std::uint64_t Lexemes::structure(Term* term, Structures& structures) {
+const Structure& Lexemes::structure(Term* term) {
     settle(
-        term, [](const Term* each) { return each->structure != 0; },
-        [&](Term* each) {
+        term, [](const Term* each) { return each->structure.is_known(); },
+        [this](Term* each) {
             store_.spend();
-            each->structure = structures.number_of(describe(each, structures));
+            learn_structure(each);
         });
     return term->structure;
 }
 
-std::string Lexemes::describe(Term* term, Structures& structures) {
-    std::string text(1, static_cast<char>(term->kind));
+void Lexemes::learn_structure(Term* term) {
+    if (!term->structure.is_known()) term->structure = describe(term);
+}
+
+Structure Lexemes::structure_of(WordList& list) {
+    if (!list.structure.is_known()) {
+        Digest digest;
+        for (const auto& word : list.words) digest.add(word);
+        list.structure = digest.finish();
+    }
+    return list.structure;
+}
+
+Structure Lexemes::structure_of(Table& table) {
+    if (!table.structure.is_known()) {
+        Digest digest;
+        for (std::size_t state = 0; state < table.moves.size(); ++state) {
+            digest.add(table.accepting[state] ? 1 : 0);
+            digest.add(table.moves[state].size());
+            for (const auto& move : table.moves[state]) {
+                for (auto word : move.bits.words) digest.add(word);
+                digest.add(move.after);
+            }
+        }
+        table.structure = digest.finish();
+    }
+    return table.structure;
+}
+
+Structure Lexemes::describe(Term* term) {
+    Digest digest;
+    digest.add(static_cast<std::uint64_t>(term->kind));
+    if (term->kind == Kind::kBytes) {
+        for (auto word : term->bits.words) digest.add(word);
+        return digest.finish();
+    }
+    if (term->kind == Kind::kWords && term->high - term->low <= kFewWords) {
+        // The same whichever list it comes from.
+        digest.add(0);
+        for (Count i = term->low; i < term->high; ++i) digest.add(term->suffix(i));
+        return digest.finish();
+    }
     if (term->kind == Kind::kWords) {
-        if (term->high - term->low <= kFewWords) {
-            for (Count i = term->low; i < term->high; ++i) {
-                const auto word = term->suffix(i);
-                append(text, word.size());
-                text += word;
-            }
-            return text;
-        }
-        WordList& list = *term->words;
-        if (!list.structure) {
-            std::string whole = "words";
-            for (const auto& word : list.words) {
-                append(whole, word.size());
-                whole += word;
-            }
-            list.structure = structures.number_of(std::move(whole));
-        }
-        text += "list";
-        append(text, list.structure);
+        digest.add(1);
+        digest.add(structure_of(*term->words));
     } else if (term->kind == Kind::kTable) {
-        Table& table = *term->table;
-        if (!table.structure) {
-            std::string whole = "table";
-            for (std::size_t state = 0; state < table.moves.size(); ++state) {
-                append(whole, static_cast<char>(table.accepting[state]));
-                append(whole, table.moves[state].size());
-                for (const auto& move : table.moves[state]) {
-                    append(whole, move.bits);
-                    append(whole, move.after);
-                }
-            }
-            table.structure = structures.number_of(std::move(whole));
-        }
-        append(text, table.structure);
-    } else if (term->kind == Kind::kBytes) {
-        append(text, term->bits);
-        return text;
+        digest.add(structure_of(*term->table));
     }
-    append(text, term->low);
-    append(text, term->high);
-    append(text, term->depth);
-    std::vector<std::uint64_t> items;
-    for (std::uint32_t i = 0; i < term->num_items; ++i) items.push_back(term->item(i)->structure);
+    for (Count number : {term->low, term->high, Count{term->depth}}) {
+        digest.add(static_cast<std::uint64_t>(number));
+    }
     if (term->kind == Kind::kAlternation || term->kind == Kind::kBoth) {
+        std::vector<Structure> items;
+        for (std::uint32_t i = 0; i < term->num_items; ++i) {
+            items.push_back(term->item(i)->structure);
+        }
         std::sort(items.begin(), items.end());
+        for (const Structure& item : items) digest.add(item);
+    } else {
+        for (std::uint32_t i = 0; i < term->num_items; ++i) digest.add(term->item(i)->structure);
     }
-    for (auto item : items) append(text, item);
-    return text;
+    return digest.finish();
 }
 
 // Detours

@@ -5,28 +5,11 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "store.hpp"
 
 namespace palmette {
-
-// Numbers of structures: equal exactly for regular terms of equal structure, of any store. What is
-// forgotten to bound the memory gets a new number when it is met again, never one in use.
-class Structures {
-  public:
-    std::uint64_t number_of(std::string description);
-
-  private:
-    static constexpr std::size_t kMaxBytes = std::size_t{16} << 20;
-    static constexpr std::size_t kBytesPerEntry = 80;
-
-    std::unordered_map<std::string, std::uint64_t> known_;
-    std::size_t num_bytes_ = 0;
-    std::uint64_t next_ = 1;
-};
 
 class Lexemes {
   public:
@@ -34,14 +17,18 @@ class Lexemes {
 
     // A lexeme with the same strings' prefixes of up to `num_bytes` bytes, counters cut short.
     Term* clamp(Term* term, Count num_bytes);
-    // The lexeme as it would be if a finite number of words were not excluded from it, or null.
-    Term* without_exclusion(Term* lexeme);
+    // The lexeme as it would be if a finite number of words were not excluded from it, and what is
+    // excluded, if there is such an exclusion.
+    std::optional<std::pair<Term*, Term*>> without_exclusion(Term* lexeme);
     // The lexeme with its counter of characters opened, and how many it allows at most, if it has
     // one that only a closing byte follows.
     std::optional<std::pair<Term*, Count>> without_counter(Term* lexeme);
     // The lexeme without its exclusion of words, and these, if it has one.
     std::optional<std::pair<Term*, Term*>> without_words(Term* lexeme);
-    std::uint64_t structure(Term* term, Structures& structures);
+    // Of a regular term.
+    const Structure& structure(Term* term);
+    // Learn the structure of a term whose items have theirs.
+    static void learn_structure(Term* term);
     // At most how many bytes complete a regular term from anywhere inside it.
     std::optional<Count> detour(Term* term);
 
@@ -50,7 +37,9 @@ class Lexemes {
     Term* clamp_element(Term* term, Count num_bytes);
     Term* clamp_both(Term* term, Count num_bytes);
     Term* without_end(Term* term, Count far);
-    std::string describe(Term* term, Structures& structures);
+    static Structure structure_of(WordList& list);
+    static Structure structure_of(Table& table);
+    static Structure describe(Term* term);
     std::optional<Count> searched_detour(Term* term);
     std::optional<Count> counted_detour(Term* others, const std::vector<Term*>& counters);
     std::optional<Count> explored_detour(Term* term);

@@ -16,6 +16,20 @@ std::size_t Body::num_bytes() const {
            kBytesPerEntry;
 }
 
+bool Body::drop_exit(NodeIndex node) {
+    // Those with children, and those without, are each in order.
+    const auto open_end = exits.begin() + static_cast<std::ptrdiff_t>(num_open_exits);
+    auto found = std::lower_bound(exits.begin(), open_end, node);
+    if (found != open_end && *found == node) {
+        --num_open_exits;
+    } else {
+        found = std::lower_bound(open_end, exits.end(), node);
+        if (found == exits.end() || *found != node) return false;
+    }
+    exits.erase(found);
+    return true;
+}
+
 std::size_t Mask::num_bytes() const {
     // The base is counted whole, though it is often shared with a body.
     return tokens.num_bytes() + (bodies.size() == 1 ? 0 : tokens.num_bytes_of_base()) +
@@ -25,14 +39,14 @@ std::size_t Mask::num_bytes() const {
 
 // Shared bodies
 
-std::shared_ptr<const Body> SharedMasks::get(std::uint64_t structure) {
+std::shared_ptr<const Body> SharedMasks::get(const Structure& structure) {
     const auto found = bodies_.find(structure);
     if (found == bodies_.end()) return nullptr;
     order_.splice(order_.end(), order_, found->second.place);
     return found->second.body;
 }
 
-void SharedMasks::put(std::uint64_t structure, std::shared_ptr<const Body> body) {
+void SharedMasks::put(const Structure& structure, std::shared_ptr<const Body> body) {
     if (bodies_.count(structure)) return;
     num_bytes_ += body->num_bytes();
     order_.push_back(structure);
@@ -210,12 +224,12 @@ std::shared_ptr<const Body> MaskBuilder::body_of(Term* head) {
     Term* clamped = lexemes_.clamp(head, vocabulary_.max_depth());
     const auto known = at_hand_.find(clamped);
     if (known != at_hand_.end()) return known->second;
-    const std::uint64_t structure = lexemes_.structure(clamped, shared_->structures());
+    const Structure structure = lexemes_.structure(clamped);
     auto body = shared_->get(structure);
     if (!body) {
         const auto counted = lexemes_.without_counter(clamped);
-        if (Term* base = lexemes_.without_exclusion(clamped)) {
-            body = narrow_body(clamped, base);
+        if (const auto whole = lexemes_.without_exclusion(clamped)) {
+            body = narrow_body(clamped, whole->first, whole->second);
         } else if (counted && vocabulary_.num_longer_tokens(counted->second, kFewTokens) <=
                                   kFewTokens) {
             body = counted_body(clamped, counted->first, counted->second);
@@ -255,8 +269,34 @@ std::shared_ptr<const Body> MaskBuilder::walk_body(Term* head) {
 }
 
 // The body of `base`, less the ends at which a word excluded from `head` is complete.
-std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base) {
-    return body_less(head, base, {});
+std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base, Term* excluded) {
+    const auto known = body_of(base);
+    auto body = std::make_shared<Body>(*known);
+    std::vector<Token> lost;
+    automaton_.enter(head);
+    const auto is_complete = [&](NodeIndex node) {
+        const Term* after = automaton_.pass(head, vocabulary_.path(node));
+        return after && after->nullable;
+    };
+    std::vector<std::pair<NodeIndex, Term*>> pending{{0, excluded}};
+    while (!pending.empty()) {
+        const auto [node, here] = pending.back();
+        pending.pop_back();
+        store_.spend();
+        // It may be an end in another way too.
+        if (here->nullable && !is_complete(node) && body->drop_exit(node)) {
+            vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
+        }
+        for (const Pair& pair : store_.parts(here)) {
+            Term* after = pair.after;
+            pair.bits.for_each([&, node = node](std::uint8_t byte) {
+                const NodeIndex child = vocabulary_.child(node, byte);
+                if (child) pending.emplace_back(child, after);
+            });
+        }
+    }
+    body->inside = known->inside.without(std::move(lost));
+    return body;
 }
 
 // The body of `base`, less where a counter that it lacks would have too much or too little: too
@@ -292,24 +332,8 @@ std::shared_ptr<const Body> MaskBuilder::body_less(Term* head, Term* base,
 // none of the words begins with has the same continuations in both.
 std::shared_ptr<const Body> MaskBuilder::body_without(Term* head, Term* base, Term* words) {
     const auto known = body_of(base);
-    auto body = std::make_shared<Body>();
+    auto body = std::make_shared<Body>(*known);
     std::vector<Token> lost;
-    // Few nodes end a word, and most of the exits are those of the base.
-    body->exits = known->exits;
-    body->num_open_exits = known->num_open_exits;
-    const auto drop = [&body = *body](NodeIndex node) {
-        const auto open_end =
-            body.exits.begin() + static_cast<std::ptrdiff_t>(body.num_open_exits);
-        // Those with children, and those without, are each in order.
-        auto found = std::lower_bound(body.exits.begin(), open_end, node);
-        if (found != open_end && *found == node) {
-            body.exits.erase(found);
-            --body.num_open_exits;
-            return;
-        }
-        found = std::lower_bound(open_end, body.exits.end(), node);
-        if (found != body.exits.end() && *found == node) body.exits.erase(found);
-    };
     struct Place {
         NodeIndex node;
         Term* word;
@@ -323,7 +347,7 @@ std::shared_ptr<const Body> MaskBuilder::body_without(Term* head, Term* base, Te
         if (node && store_.is_empty(here)) {
             vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
         }
-        if (!here->nullable) drop(node);
+        if (!here->nullable) body->drop_exit(node);
         for (const Pair& pair : store_.parts(word)) {
             Term* after = pair.after;
             pair.bits.for_each([&, node = node, here = here](std::uint8_t byte) {

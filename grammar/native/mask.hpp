@@ -23,6 +23,9 @@ struct Body {
     std::vector<NodeIndex> exits;  // nodes at which it may be over; those with children come first
     std::size_t num_open_exits = 0;
 
+    // Whether it was one.
+    bool drop_exit(NodeIndex node);
+
     std::size_t num_bytes() const;
 };
 
@@ -50,24 +53,21 @@ class SharedMasks {
   public:
     explicit SharedMasks(std::size_t max_bytes) : max_bytes_(max_bytes) {}
 
-    Structures& structures() { return structures_; }
-
     std::size_t num_bodies() const { return bodies_.size(); }
 
-    std::shared_ptr<const Body> get(std::uint64_t structure);
-    void put(std::uint64_t structure, std::shared_ptr<const Body> body);
+    std::shared_ptr<const Body> get(const Structure& structure);
+    void put(const Structure& structure, std::shared_ptr<const Body> body);
 
   private:
     struct Entry {
         std::shared_ptr<const Body> body;
-        std::list<std::uint64_t>::iterator place;
+        std::list<Structure>::iterator place;
     };
 
     std::size_t max_bytes_;
     std::size_t num_bytes_ = 0;
-    Structures structures_;
-    std::unordered_map<std::uint64_t, Entry> bodies_;
-    std::list<std::uint64_t> order_;  // oldest first
+    std::unordered_map<Structure, Entry, Structure::Hash> bodies_;
+    std::list<Structure> order_;  // oldest first
 };
 
 // Masks of one grammar's states, cached within a limit.
@@ -99,7 +99,7 @@ class MaskBuilder {
     std::unique_ptr<Mask> with_doubtful(Term* term, Term* lenient);
     std::shared_ptr<const Body> body_of(Term* head);
     std::shared_ptr<const Body> walk_body(Term* head);
-    std::shared_ptr<const Body> narrow_body(Term* head, Term* base);
+    std::shared_ptr<const Body> narrow_body(Term* head, Term* base, Term* excluded);
     std::shared_ptr<const Body> counted_body(Term* head, Term* base, Count most);
     std::shared_ptr<const Body> body_less(Term* head, Term* base, std::vector<Token> lost);
     std::shared_ptr<const Body> body_without(Term* head, Term* base, Term* words);

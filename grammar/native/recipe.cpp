@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "lexemes.hpp"
+
 namespace palmette {
 
 std::unique_ptr<Recipe> Recipe::of(const Store& store, Term* root) {
@@ -23,8 +25,10 @@ std::unique_ptr<Recipe> Recipe::of(const Store& store, Term* root) {
               [](const Term* a, const Term* b) { return a->serial < b->serial; });
     for (std::uint32_t i = 0; i < terms.size(); ++i) index[terms[i]] = i;
     auto recipe = std::make_unique<Recipe>();
-    for (const Term* term : terms) {
+    for (Term* term : terms) {
+        Lexemes::learn_structure(term);
         Step step{};
+        step.structure = term->structure;
         step.kind = term->kind;
         step.is_character = term->is_character;
         step.known_empty = term->known_empty;
@@ -72,6 +76,7 @@ Term* Recipe::follow(Store& store) const {
         if (step.is_character) store.mark_character(term);
         if (term->known_empty < 0) term->known_empty = step.known_empty;
         if (term->shortest_length == kUnknown) term->shortest_length = step.shortest_length;
+        if (!term->structure.is_known()) term->structure = step.structure;
         if (!term->shortest && step.shortest) {
             term->shortest = std::make_unique<std::string>(*step.shortest);
         }

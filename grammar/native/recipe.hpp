@@ -1,7 +1,8 @@
 // A regular term as plain data, from which another store can make it again.
 //
 // The twin of `palmette.grammar.recipes`. What many grammars have in common is worked out once; what
-// is known of its terms, whether they are empty and how long their shortest strings are, comes along.
+// is known of its terms, whether they are empty, how long their shortest strings are and what their
+// structure is, comes along.
 #pragma once
 
 #include <memory>
@@ -30,6 +31,7 @@ class Recipe {
         Kind kind;
         bool is_character;
         std::int8_t known_empty;
+        Structure structure;
         Count shortest_length;
         std::optional<std::string> shortest;
         ByteSet bits;

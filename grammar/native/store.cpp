@@ -36,7 +36,19 @@ std::uint64_t hash_text(std::uint64_t hash, std::string_view text) {
     return mix(hash, rest);
 }
 
-constexpr std::size_t kChunk = 128;
+Term* head_of(Term* term) { return term->kind == Kind::kSequence ? term->item(0) : term; }
+
+// Whether few alternatives are seen at once to begin with different terms.
+bool have_heads_of_their_own(const std::vector<Term*>& items) {
+    constexpr std::size_t kFewItems = 8;
+    if (items.size() > kFewItems) return false;
+    for (std::size_t i = 1; i < items.size(); ++i) {
+        for (std::size_t j = 0; j < i; ++j) {
+            if (head_of(items[i]) == head_of(items[j])) return false;
+        }
+    }
+    return true;
+}
 
 template <class Kept>
 void keep_marked(std::vector<std::unique_ptr<Kept>>& list) {
@@ -53,7 +65,7 @@ Term::~Term() = default;
 
 Store::Store(Limits limits, ByteSet alphabet, std::function<void()> pause)
     : limits_(limits), alphabet_(alphabet), pause_(std::move(pause)) {
-    grow_table(256);
+    grow_table(1024);
     const auto constant = [this](Kind kind, bool nullable) {
         Term* term = make(kind, hash_of(kind), nullable);
         finish(term);
@@ -77,6 +89,7 @@ Store::~Store() {
             if (term->handle) orphan(*term);
         }
     }
+    for (Term* term : terms_) term->~Term();
 }
 
 // Time
@@ -128,15 +141,14 @@ void Store::look() {
 // Interning
 
 Term* Store::make(Kind kind, std::uint64_t hash, bool nullable) {
+    Term* term;
     if (free_.empty()) {
-        chunks_.emplace_back(new Term[kChunk]);
-        for (std::size_t i = kChunk; i-- > 0;) {
-            terms_.push_back(&chunks_.back()[i]);
-            free_.push_back(&chunks_.back()[i]);
-        }
+        term = new (slots_.allocate<Term>(1)) Term;
+        terms_.push_back(term);
+    } else {
+        term = free_.back();
+        free_.pop_back();
     }
-    Term* term = free_.back();
-    free_.pop_back();
     term->kind = kind;
     term->hash = hash;
     term->nullable = nullable;
@@ -216,17 +228,20 @@ void Store::insert(Term* term) {
     if ((num_interned_ + 1) * 2 > table_.size()) grow_table(table_.size() * 2);
     const std::size_t bits = table_.size() - 1;
     std::size_t at = term->hash & bits;
-    while (table_[at]) at = (at + 1) & bits;
-    table_[at] = term;
+    while (table_[at].term) at = (at + 1) & bits;
+    table_[at] = {term->hash, term};
     ++num_interned_;
 }
 
 void Store::grow_table(std::size_t capacity) {
-    std::vector<Term*> old(capacity);
+    std::vector<Slot> old(capacity);
     old.swap(table_);
-    num_interned_ = 0;
-    for (Term* term : old) {
-        if (term) insert(term);
+    const std::size_t bits = capacity - 1;
+    for (const Slot& slot : old) {
+        if (!slot.term) continue;
+        std::size_t at = slot.hash & bits;
+        while (table_[at].term) at = (at + 1) & bits;
+        table_[at] = slot;
     }
 }
 
@@ -240,8 +255,9 @@ Term* Store::of_items(Kind kind, bool nullable, Term* const* items, std::uint32_
     return intern(
         hash,
         [&](const Term* other) {
-            return other->kind == kind && other->num_items == count && other->low == low &&
-                   other->high == high && std::equal(items, items + count, other->items());
+            return other->kind == kind && other->num_items == count &&
+                   std::equal(items, items + count, other->items()) &&
+                   (kind != Kind::kRepeat || (other->low == low && other->high == high));
         },
         [&] {
             Term* term = make(kind, hash, nullable);
@@ -421,8 +437,16 @@ Term* Store::sequence(Term* const* terms, std::size_t count) {
 
 Term* Store::sequence(Term* first, Term* second) {
     if (first->kind != Kind::kSequence) return pair(first, second);
-    Term* both[] = {first, second};
-    return sequence(both, 2);
+    constexpr std::size_t kFewElements = 16;
+    Term* elements[kFewElements];
+    std::size_t count = 0;
+    Term* last = first;
+    for (; last->kind == Kind::kSequence && count < kFewElements; last = last->item(1)) {
+        elements[count++] = last->item(0);
+    }
+    Term* result = last->kind == Kind::kSequence ? sequence(last, second) : pair(last, second);
+    while (count) result = pair(elements[--count], result);
+    return result;
 }
 
 Term* Store::pair(Term* head, Term* tail) {
@@ -518,13 +542,13 @@ Term* Store::share_heads(std::vector<Term*> first) {
     Term* answer = nullptr;
     const auto begin = [&](std::vector<Term*> items) {
         // What they come to where that is known or plain; else there is one frame more.
+        if (have_heads_of_their_own(items)) return alternation_of(items);
         std::unordered_map<Term*, std::size_t> index;
         Frame frame;
         bool is_shared = false;
         for (Term* item : items) {
-            const bool is_sequence = item->kind == Kind::kSequence;
-            Term* head = is_sequence ? item->item(0) : item;
-            Term* tail = is_sequence ? item->item(1) : epsilon_;
+            Term* head = head_of(item);
+            Term* tail = item == head ? epsilon_ : item->item(1);
             const auto [at, is_new] = index.emplace(head, frame.groups.size());
             if (is_new) {
                 frame.groups.emplace_back(head, std::vector<Term*>());
@@ -689,7 +713,7 @@ void Store::sweep() {
         }
     }
     free_.clear();
-    std::fill(table_.begin(), table_.end(), nullptr);
+    std::fill(table_.begin(), table_.end(), Slot{});
     num_interned_ = 0;
     for (Term* term : terms_) {
         if (!term->is_marked) {
@@ -699,18 +723,19 @@ void Store::sweep() {
             continue;
         }
         term->is_marked = false;
-        term->is_state = term->has_row = term->loops_on_plain = false;
+        term->is_state = term->has_row = false;
+        term->loops = 0;
         term->num_passed = 0;
         term->passed_after = nullptr;
-        term->has_form = term->has_parts = term->parts_are_form = false;
-        Pairs().swap(term->form);
-        Pairs().swap(term->own_parts);
-        term->dense.reset();
+        term->has_form = term->has_parts = false;
+        term->form = term->parts = KeptPairs();
+        term->dense = nullptr;
         term->clamped = nullptr;
         term->mask.reset();
         term->num_tokens = -1;
         insert(term);
     }
+    memos_.clear();
     num_survivors_ = size();
     held_ = 0;
     std::vector<std::unique_ptr<Rule>> kept;

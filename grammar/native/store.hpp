@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "arena.hpp"
 #include "errors.hpp"
 #include "moves.hpp"
 #include "term.hpp"
@@ -111,9 +112,9 @@ class Store {
     // Derivatives
 
     // Disjoint byte sets, and for each the non-empty term that follows.
-    const Pairs& parts(Term* term);
+    KeptPairs parts(Term* term);
     // Byte sets, which may overlap, and for each a term that may follow, perhaps empty.
-    const Pairs& form(Term* term);
+    KeptPairs form(Term* term);
     Term* body_of(Rule& rule);
     Term* shortest_of(Rule& rule);
     // A place in an object or array, or a capture, as a cheapest next part with what follows it.
@@ -160,6 +161,9 @@ class Store {
 
     std::uint32_t next_stamp() { return ++stamp_; }
 
+    // Memory for what is known about terms until a sweep.
+    Arena& memos() { return memos_; }
+
     const std::vector<std::unique_ptr<Rule>>& rules() const { return rules_; }
 
     // Called for each rule that a sweep forgets, before it is gone.
@@ -179,6 +183,12 @@ class Store {
     static constexpr std::size_t kLongestText = std::size_t{1} << 24;
 
     enum class Fact { kLength, kText };
+
+    // A place of the hash table; the hash is kept here so that other terms need not be looked at.
+    struct Slot {
+        std::uint64_t hash;
+        Term* term;
+    };
 
     // Alternatives, and what they come to once those that begin alike are one.
     struct Shared {
@@ -244,10 +254,6 @@ class Store {
     };
     BestMember best_member(ObjectMoves& moves, const Term& term);
 
-    void hold_pairs(std::size_t count) {
-        if (count > kFew) hold(40 * (count - kFew));
-    }
-
     void settle_form(Term* term);
     template <class Function>
     void for_each_beginning(Term* term, Function function);
@@ -256,7 +262,8 @@ class Store {
     Pairs derive_words(Term* term);
     Pairs derive_sequence(Term* term);
     Pairs derive_both(Term* term);
-    Pairs determinise(const Pairs& form);
+    KeptPairs determinise(KeptPairs form);
+    KeptPairs keep(const Pairs& pairs);
 
     bool decide_empty(Term* term);
     bool search_empty(Term* term);
@@ -273,10 +280,11 @@ class Store {
     ByteSet alphabet_;
     std::function<void()> pause_;
 
-    std::vector<std::unique_ptr<Term[]>> chunks_;
+    Arena slots_;               // of terms
+    Arena memos_;               // emptied by a sweep
     std::vector<Term*> terms_;  // every slot that was ever in use
     std::vector<Term*> free_;
-    std::vector<Term*> table_;
+    std::vector<Slot> table_;
     std::size_t num_interned_ = 0;
     std::size_t num_survivors_ = 0;
     std::size_t held_ = 0;  // bytes, since the last sweep
@@ -306,8 +314,8 @@ class Store {
 template <class Equal, class Fill>
 Term* Store::intern(std::uint64_t hash, Equal equal, Fill fill) {
     const std::size_t bits = table_.size() - 1;
-    for (std::size_t at = hash & bits; table_[at]; at = (at + 1) & bits) {
-        if (table_[at]->hash == hash && equal(table_[at])) return table_[at];
+    for (std::size_t at = hash & bits; table_[at].term; at = (at + 1) & bits) {
+        if (table_[at].hash == hash && equal(table_[at].term)) return table_[at].term;
     }
     Term* term = fill();
     finish(term);

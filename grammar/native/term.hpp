@@ -7,8 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "byte_classes.hpp"
 #include "byte_set.hpp"
 #include "count.hpp"
+#include "structure.hpp"
 
 namespace palmette {
 
@@ -42,7 +44,7 @@ struct WordList {
     explicit WordList(std::vector<std::string> sorted) : words(std::move(sorted)) {}
 
     std::vector<std::string> words;
-    std::uint64_t structure = 0;  // memo of `Structures`
+    Structure structure;      // memo of `Lexemes`
     bool is_marked = false;       // by a sweep
 };
 
@@ -60,7 +62,7 @@ struct Table {
     std::vector<bool> accepting;
     std::vector<std::vector<Move>> moves;
     std::vector<Count> distances;
-    std::uint64_t structure = 0;  // memo of `Structures`
+    Structure structure;      // memo of `Lexemes`
     bool is_marked = false;       // by a sweep
 };
 
@@ -91,70 +93,89 @@ struct Pair {
 
 using Pairs = std::vector<Pair>;
 
+// Pairs that a store keeps until its next sweep.
+struct KeptPairs {
+    const Pair* first = nullptr;
+    std::uint32_t count = 0;
+
+    const Pair* begin() const { return first; }
+
+    const Pair* end() const { return first + count; }
+
+    std::size_t size() const { return count; }
+
+    bool empty() const { return !count; }
+
+    const Pair& operator[](std::size_t index) const { return first[index]; }
+};
+
 // For each byte the index of the pair that it leads to, or `kNoPair`.
 struct DenseRow {
     static constexpr std::uint8_t kNoPair = 255;
     std::uint8_t pair[256];
 };
 
-struct Term {
+// Laid out by cache lines, for the terms of a grammar that was not used for a while are far away.
+struct alignas(64) Term {
+    // What tells it from others, and how it combines with them.
     Kind kind = Kind::kEmpty;
     bool nullable = false;
     bool is_searched = false;  // whether it is empty cannot be read off its shape
     bool is_regular = true;    // holds no call, object or array
     bool is_finite = true;     // obviously has a limited number of strings
-    bool is_state = false;     // counted as a state of the automaton
-    bool has_row = false;      // its parts are states too
-    std::uint8_t num_passed = 0;  // bytes that were stepped by without a row
-    std::uint8_t passed_byte = 0;  // the last of them, and where it led
-    bool loops_on_plain = false;  // with a row: plain bytes lead back to it
-    bool is_marked = false;    // by a sweep
-    bool is_character = false;
     // Of parts that must not come twice, see `unfold.cpp`.
     bool is_capturing = false;  // takes note of the next bytes
     bool is_exact = false;      // knows all the texts that came
     bool is_barrier = false;    // may go on with a part of which it is not known whether it came
-    std::int8_t known_empty = -1;  // 1, 0, or -1: unknown
     std::uint32_t serial = 0;
     std::uint32_t num_items = 0;
-    std::uint32_t pins = 0;   // from outside the store: it survives sweeps
-    std::uint32_t stamp = 0;  // of the last walk that ended here
-    std::uint64_t hash = 0;
-
-    Term* passed_after = nullptr;
     Term* few_items[2] = {nullptr, nullptr};
     std::unique_ptr<Term*[]> many_items;
+    std::uint64_t hash = 0;
+    Count floor = 0;                // no string is shorter; cheaply had
+    std::int8_t known_empty = -1;   // 1, 0, or -1: unknown
+    bool is_character = false;
+    bool is_marked = false;         // by a sweep
+    // Memos here and below; those that hold terms are dropped by a sweep.
+    bool is_state = false;    // counted as a state of the automaton
+    bool has_form = false;
+    bool has_parts = false;
+    bool is_waiting = false;  // for what its form is made of
+    bool has_row = false;     // its parts are states too
 
-    ByteSet bits;
-    Count low = 0;             // repetitions, the first word or key, the place of a capture
-    Count high = kUnbounded;   // repetitions, or past the last word or key
-    std::uint32_t depth = 0;   // bytes of words or keys that are behind, or the state of the table
+    // Where it leads.
+    KeptPairs form;
+    KeptPairs parts;
+    const DenseRow* dense = nullptr;
+    ByteClasses loops = 0;          // with a row: those whose bytes all lead back to it
+    Term* passed_after = nullptr;   // where the byte led that was last stepped by without a row
+    std::uint32_t stamp = 0;        // of the last walk that ended here
+    std::uint8_t passed_byte = 0;
+    std::uint8_t num_passed = 0;    // bytes that were stepped by without a row
+    bool has_detour = false;
+
+    // What terms without items are made of.
+    Count low = 0;            // repetitions, the first word or key, the place of a capture
+    Count high = kUnbounded;  // repetitions, or past the last word or key
+    std::uint32_t depth = 0;  // bytes of words or keys that are behind, or the state of the table
+    std::uint32_t pins = 0;   // from outside the store: it survives sweeps
     WordList* words = nullptr;
     Rule* rule = nullptr;
     Table* table = nullptr;
     Moves* moves = nullptr;        // of an object or array
     const Where* where = nullptr;  // the place in it
+
+    ByteSet bits;
     std::unique_ptr<std::string> text;  // of a capture: what is read of it
-
-    Count floor = 0;  // no string is shorter; cheaply had
-
-    // Memos; those that hold terms are dropped by a sweep.
-    bool has_form = false;
-    bool parts_are_form = false;
-    bool has_parts = false;
-    Pairs form;
-    Pairs own_parts;
-    std::unique_ptr<DenseRow> dense;
     Term* clamped = nullptr;
     std::unique_ptr<Mask> mask;
+    void* handle = nullptr;  // the Python object that stands for it, while there is one
+
     double num_tokens = -1;  // below 0: unknown
     std::unique_ptr<std::string> shortest;
     Count shortest_length = kUnknown;
     Count detour = kUnknown;
-    bool has_detour = false;
-    std::uint64_t structure = 0;
-
-    void* handle = nullptr;  // the Python object that stands for it, while there is one
+    Structure structure;
 
     Term();
     ~Term();
@@ -174,8 +195,6 @@ struct Term {
         }
         for (std::uint32_t i = 0; i < count; ++i) to[i] = from[i];
     }
-
-    const Pairs& parts() const { return parts_are_form ? form : own_parts; }
 
     // What is left of a word of the list.
     std::string_view suffix(Count index) const {

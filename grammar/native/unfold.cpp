@@ -306,7 +306,7 @@ Pairs Store::derive_capture(Term* term) {
         });
     }
     if (rest->nullable) {
-        const Pairs& inner = form(after_text(moves, where.with_text(*term->text), term->low));
+        const KeptPairs inner = form(after_text(moves, where.with_text(*term->text), term->low));
         pairs.insert(pairs.end(), inner.begin(), inner.end());
     }
     return pairs;

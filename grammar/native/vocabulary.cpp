@@ -28,7 +28,7 @@ Vocabulary::Vocabulary(std::vector<std::string> token_bytes, std::vector<Token> 
         const int order = text_of(a).compare(text_of(b));
         return order != 0 ? order < 0 : a < b;
     });
-    nodes_.push_back({0, 0, 0, 0, false, false});
+    nodes_.push_back({0, 0, 0, 0, false});
     parents_.push_back(0);
     std::vector<NodeIndex> path{0};  // the nodes from the root to the last token
     const std::string* previous = nullptr;
@@ -46,7 +46,7 @@ Vocabulary::Vocabulary(std::vector<std::string> token_bytes, std::vector<Token> 
         for (std::size_t depth = common; depth < text.size(); ++depth) {
             const auto index = static_cast<NodeIndex>(nodes_.size());
             nodes_.push_back({0, i, static_cast<std::uint16_t>(depth + 1),
-                              static_cast<std::uint8_t>(text[depth]), false, false});
+                              static_cast<std::uint8_t>(text[depth]), false});
             parents_.push_back(path.back());
             path.push_back(index);
         }
@@ -56,7 +56,7 @@ Vocabulary::Vocabulary(std::vector<std::string> token_bytes, std::vector<Token> 
     }
     for (NodeIndex index : path) nodes_[index].end = static_cast<NodeIndex>(nodes_.size());
     const auto num_nodes = static_cast<NodeIndex>(nodes_.size());
-    nodes_.push_back({num_nodes, static_cast<std::uint32_t>(tokens_.size()), 0, 0, false, false});
+    nodes_.push_back({num_nodes, static_cast<std::uint32_t>(tokens_.size()), 0, 0, false});
     for (NodeIndex at = 1; at < num_nodes; at = nodes_[at].end) root_children_[nodes_[at].byte] = at;
     ByteSet singles;
     ByteSet alphabet;
@@ -65,16 +65,9 @@ Vocabulary::Vocabulary(std::vector<std::string> token_bytes, std::vector<Token> 
         if (nodes_[at].depth == 1 && nodes_[at].has_token) singles.add(nodes_[at].byte);
     }
     spells_every_text_ = singles == alphabet;
-    const ByteSet plain = plain_bytes();
-    for (NodeIndex at = num_nodes; at-- > 0;) {
-        bool is_plain = nodes_[at].end != at + 1;
-        for (NodeIndex child = at + 1; is_plain && child < nodes_[at].end;
-             child = nodes_[child].end) {
-            const bool is_leaf = nodes_[child].end == child + 1;
-            is_plain = plain.contains(nodes_[child].byte) &&
-                       (is_leaf || nodes_[child].is_plain_below);
-        }
-        nodes_[at].is_plain_below = is_plain;
+    classes_below_.resize(num_nodes);
+    for (NodeIndex at = num_nodes; --at > 0;) {
+        classes_below_[parents_[at]] |= classes_below_[at] | class_of(nodes_[at].byte);
     }
     by_length_ = tokens_;
     std::stable_sort(by_length_.begin(), by_length_.end(), [&](Token a, Token b) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "byte_classes.hpp"
 #include "byte_set.hpp"
 #include "count.hpp"
 
@@ -24,14 +25,8 @@ struct Node {
     std::uint32_t first_token;
     std::uint16_t depth;
     std::uint8_t byte;  // how its parent reaches it
-    bool has_token : 1;
-    bool is_plain_below : 1;  // all bytes of its subtree but its own are plain, and there are some
+    bool has_token;
 };
-
-// The bytes that strings mostly consist of: printable ASCII without the quote and the backslash.
-inline ByteSet plain_bytes() {
-    return ByteSet::range(0x20, 0x7E) & ~ByteSet::of('"') & ~ByteSet::of('\\');
-}
 
 class Vocabulary {
   public:
@@ -72,6 +67,9 @@ class Vocabulary {
     const Node* nodes() const { return nodes_.data(); }
 
     const Node& node(NodeIndex index) const { return nodes_[index]; }
+
+    // For each node the classes of all bytes of its subtree but its own; none if it is a leaf.
+    const ByteClasses* classes_below() const { return classes_below_.data(); }
 
     std::uint16_t max_depth() const { return max_depth_; }
 
@@ -119,6 +117,7 @@ class Vocabulary {
     std::size_t num_rows_;
     bool spells_every_text_ = false;
     std::vector<Node> nodes_;  // and one more, which ends the tokens of the last
+    std::vector<ByteClasses> classes_below_;
     std::vector<NodeIndex> parents_;
     std::vector<Token> tokens_;     // in the order of their bytes
     std::vector<Token> by_length_;  // the longest first
