@@ -56,6 +56,14 @@ struct Heads {
 constexpr int64_t kMaxQueriesTogether = 24;
 constexpr int64_t kMaxHeadDim = 256;  // and a multiple of 16
 
+// Keys whose sums are made by themselves, from a multiple of it on, and joined with those before: so
+// those of one text can be made by several threads, and come to the same however that is.
+constexpr int64_t kStretch = 512;
+
+// Numbers that a stretch comes to for a query head: weighted sums of values, the largest score, the
+// sum of weights, and room to the next.
+constexpr int64_t stretch_size(int64_t dim) { return dim + 16; }
+
 struct Kernels {
     const char* name;
     // Whether rows that are multiplied with weights of a format are bfloat16 (else float).
@@ -78,6 +86,14 @@ struct Kernels {
     void (*attend)(const Heads&, const Span&, int64_t kv_head, int64_t first, int64_t last,
                    const float* queries, int64_t ldq, const void* keys, const void* values,
                    float* out, int64_t ldo);
+    // Of one stretch only: what it comes to for query head h of row r of the span goes to
+    // parts[(r * num_heads + h) * stretch_size(dim)].
+    void (*attend_stretch)(const Heads&, const Span&, int64_t kv_head, int64_t first, int64_t last,
+                           int64_t stretch, const float* queries, int64_t ldq, const void* keys,
+                           const void* values, float* parts);
+    // Attention of one query head, of what the stretches in their order come to, `step` apart.
+    void (*conclude)(const Heads&, const float* parts, int64_t step, int64_t num_stretches,
+                     float* out);
 };
 
 

@@ -201,6 +201,7 @@ void turn(float* head, int64_t dim, const float* cosines, const float* sines) {
 // Attention. Keys are taken 64 at a time from a multiple of 64 on, whatever the batch, so that a
 // row's sums are the same wherever it is computed: scores over the dimensions in their order, then
 // a running softmax (Milakov and Gimelshein, arXiv:1805.02867), then values in the order of keys.
+// Stretches of 512 keys are each begun anew and joined in their order, as in "Flash-Decoding".
 
 constexpr int64_t kKeys = 64;
 constexpr int kQueries = 8;         // heads that are multiplied with a key at once
@@ -261,25 +262,107 @@ struct Together {
     int64_t most_seen;
     int64_t num_seen[kMaxQueries];  // keys, of each
     const float* query[kMaxQueries];
-    float* out[kMaxQueries];
+    float* out[kMaxQueries];  // of all keys, or of a stretch
     float peak[kMaxQueries], total[kMaxQueries];  // of the softmax so far
 };
 
+// The keys of one stretch, or of all, and where what they come to goes.
+struct Reach {
+    int64_t stretch;  // or below 0
+    float* out;
+    int64_t ldo;  // of rows, in numbers
+    int64_t head_step;
+};
+
+inline Reach of_all(const Heads& heads, float* out, int64_t ldo) { return {-1, out, ldo, heads.dim}; }
+
+inline Reach of_one(const Heads& heads, int64_t stretch, float* parts) {
+    const int64_t size = stretch_size(heads.dim);
+    return {stretch, parts, heads.num_heads * size, size};
+}
+
 inline Together together(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
-                         int64_t last, const float* queries, int64_t ldq, float* out, int64_t ldo) {
+                         int64_t last, const float* queries, int64_t ldq, const Reach& reach) {
     const int64_t group = heads.num_heads / heads.num_kv_heads;
+    const int64_t first_out = reach.stretch < 0 ? span.first_row : 0;
     Together all_of;
     all_of.count = (last - first) * group;
     all_of.most_seen = span.num_keys - (span.num_rows - last);
     for (int64_t i = 0; i < all_of.count; ++i) {
         const int64_t row = first + i / group, at = (kv_head * group + i % group) * heads.dim;
         all_of.query[i] = queries + (span.first_row + row) * ldq + at;
-        all_of.out[i] = out + (span.first_row + row) * ldo + at;
+        all_of.out[i] = reach.out + (first_out + row) * reach.ldo +
+                        (kv_head * group + i % group) * reach.head_step;
         all_of.num_seen[i] = span.num_keys - (span.num_rows - 1 - row);
-        all_of.peak[i] = -INFINITY;
-        all_of.total[i] = 0.0f;
     }
     return all_of;
+}
+
+// Adds the sums of a stretch to those of what lies before it. Never inlined: its bits must be the
+// same wherever it is called.
+__attribute__((noinline)) void join(float* peak, float* total, float* sums, float other_peak,
+                                    float other_total, const float* other_sums, int64_t dim) {
+    if (other_peak == -INFINITY) return;  // nothing of it is seen
+    const float now = other_peak > *peak ? other_peak : *peak;
+    const Floats scale = exp(all(*peak - now)), other_scale = exp(all(other_peak - now));
+    *total = *total * scale.p[0][0] + other_total * other_scale.p[0][0];
+    *peak = now;
+    for (int64_t d = 0; d < dim; d += kLanes) {
+        store(sums + d, load<Floats>(sums + d) * scale + load<Floats>(other_sums + d) * other_scale);
+    }
+}
+
+// Takes the keys 64 at a time, `block(start)`; what they come to for each query head, once all are
+// taken, is `put(i, sums, total)`, or written as that of a stretch.
+template <class Block, class Put>
+void go_through(Together& queries, int64_t dim, const Reach& reach, float* sums, const Block& block,
+                const Put& put) {
+    const int64_t count = queries.count, end = queries.most_seen;
+    alignas(64) float before[kMaxQueries * kMaxDim];
+    float peaks[kMaxQueries], totals[kMaxQueries];
+    const std::size_t num_bytes = sizeof(float) * static_cast<std::size_t>(dim);
+    const bool is_part = reach.stretch >= 0;
+    const int64_t first = is_part ? reach.stretch * kStretch : 0;
+    const int64_t last = is_part && first + kStretch < end ? first + kStretch : end;
+    for (int64_t start = first; start == first || start < last; start += kStretch) {
+        const int64_t stop = start + kStretch < last ? start + kStretch : last;
+        for (int64_t i = 0; i < count; ++i) {
+            queries.peak[i] = -INFINITY;
+            queries.total[i] = 0.0f;
+        }
+        std::memset(sums, 0, num_bytes * static_cast<std::size_t>(count));
+        for (int64_t at = start; at < stop; at += kKeys) block(at);
+        for (int64_t i = 0; i < count; ++i) {
+            float* const own = sums + i * dim;
+            if (is_part) {
+                std::memcpy(queries.out[i], own, num_bytes);
+                queries.out[i][dim] = queries.peak[i];
+                queries.out[i][dim + 1] = queries.total[i];
+            } else if (start > 0) {
+                join(peaks + i, totals + i, before + i * dim, queries.peak[i], queries.total[i], own,
+                     dim);
+                if (stop == last) put(i, before + i * dim, totals[i]);
+            } else if (stop == last) {
+                put(i, own, queries.total[i]);
+            } else {
+                std::memcpy(before + i * dim, own, num_bytes);
+                peaks[i] = queries.peak[i];
+                totals[i] = queries.total[i];
+            }
+        }
+    }
+}
+
+// The sums of all stretches of a query head, in `sums`, and their total.
+inline float joined(const float* parts, int64_t step, int64_t num_stretches, int64_t dim,
+                    float* sums) {
+    std::memcpy(sums, parts, sizeof(float) * static_cast<std::size_t>(dim));
+    float peak = parts[dim], total = parts[dim + 1];
+    for (int64_t i = 1; i < num_stretches; ++i) {
+        const float* const other = parts + i * step;
+        join(&peak, &total, sums, other[dim], other[dim + 1], other, dim);
+    }
+    return total;
 }
 
 // From the scores of one query over the keys from `start` on to their weights, of which `keep(k, w)`
@@ -308,21 +391,28 @@ inline void weigh(Together& queries, int64_t i, int64_t start, float* scores, fl
     queries.total[i] += added;
 }
 
+inline void put_plain(float* out, const float* sums, float total, int64_t dim) {
+    const Floats share = all(1.0f / total);
+    for (int64_t d = 0; d < dim; d += kLanes) store(out + d, load<Floats>(sums + d) * share);
+}
+
 template <bool is_bf16>
 void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
-                 const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
-                 int64_t ldo) {
+                 const float* queries, int64_t ldq, const void* keys, const void* values,
+                 const Reach& reach) {
     const int64_t dim = heads.dim;
-    Together rows = together(heads, span, kv_head, first, last, queries, ldq, out, ldo);
+    Together rows = together(heads, span, kv_head, first, last, queries, ldq, reach);
     const int64_t count = rows.count, end = rows.most_seen;
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
     alignas(64) float block[kMaxDim * kLanes];
     int64_t places[2][kKeys];  // of the block at hand, and of the next
-    std::memset(sums, 0, sizeof(float) * static_cast<size_t>(count * dim));
     constexpr int64_t size = is_bf16 ? 2 : 4;
-    locate(heads, span, kv_head, 0, end, keys, values, size, places[0]);
-    for (int64_t start = 0; start < end; start += kKeys) {
+    const int64_t begin = reach.stretch < 0 ? 0 : reach.stretch * kStretch;
+    if (begin < end) {
+        locate(heads, span, kv_head, begin, end, keys, values, size, places[begin / kKeys % 2]);
+    }
+    const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
         const int64_t* const where = places[start / kKeys % 2];
         if (start + kKeys < end) {
@@ -359,36 +449,64 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
                 }
             });
         }
-    }
-    for (int64_t i = 0; i < count; ++i) {
-        const Floats share = all(1.0f / rows.total[i]);
-        for (int64_t d = 0; d < dim; d += kLanes) {
-            store(rows.out[i] + d, load<Floats>(sums + i * dim + d) * share);
-        }
-    }
+    };
+    go_through(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
+        put_plain(rows.out[i], own, total, dim);
+    });
 }
 
-void attend(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
-            const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
-            int64_t ldo) {
+// As many rows at a time as go through the keys together.
+template <class Some>
+inline void in_groups(const Heads& heads, int64_t first, int64_t last, const Some& some) {
     const int64_t group = heads.num_heads / heads.num_kv_heads;
     const int64_t step = kMaxQueries / group > 0 ? kMaxQueries / group : 1;
     for (int64_t row = first; row < last; row += step) {
-        const int64_t end = row + step < last ? row + step : last;
-        if (heads.is_bf16) {
-            attend_some<true>(heads, span, kv_head, row, end, queries, ldq, keys, values, out, ldo);
-        } else {
-            attend_some<false>(heads, span, kv_head, row, end, queries, ldq, keys, values, out, ldo);
-        }
+        some(row, row + step < last ? row + step : last);
     }
+}
+
+void attend_plain(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
+                  int64_t last, const float* queries, int64_t ldq, const void* keys,
+                  const void* values, const Reach& reach) {
+    in_groups(heads, first, last, [&](int64_t row, int64_t end) {
+        const auto run = heads.is_bf16 ? attend_some<true> : attend_some<false>;
+        run(heads, span, kv_head, row, end, queries, ldq, keys, values, reach);
+    });
+}
+
+void conclude_plain(const Heads& heads, const float* parts, int64_t step, int64_t num_stretches,
+                    float* out) {
+    alignas(64) float sums[kMaxDim];
+    const float total = joined(parts, step, num_stretches, heads.dim, sums);
+    put_plain(out, sums, total, heads.dim);
+}
+
+// The entries of the tables, with how a kind of processor goes about it.
+template <auto attend_within>
+void attend(const Heads& heads, const Span& span, int64_t kv_head, int64_t first, int64_t last,
+            const float* queries, int64_t ldq, const void* keys, const void* values, float* out,
+            int64_t ldo) {
+    attend_within(heads, span, kv_head, first, last, queries, ldq, keys, values,
+                  of_all(heads, out, ldo));
+}
+
+template <auto attend_within>
+void attend_stretch(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
+                    int64_t last, int64_t stretch, const float* queries, int64_t ldq,
+                    const void* keys, const void* values, float* parts) {
+    attend_within(heads, span, kv_head, first, last, queries, ldq, keys, values,
+                  of_one(heads, stretch, parts));
 }
 
 }  // namespace
 
 #ifndef PALMETTE_OWN_PRODUCTS
 const Kernels PALMETTE_TABLE = {
-    PALMETTE_NAME, {false, false, false, false}, multiply, sum_blocks, normalize, round_to_bf16,
-    turn,          attend,
+    PALMETTE_NAME,        {false, false, false, false},
+    multiply,             sum_blocks,
+    normalize,            round_to_bf16,
+    turn,                 attend<attend_plain>,
+    attend_stretch<attend_plain>, conclude_plain,
 };
 #endif
 

@@ -203,11 +203,20 @@ inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t nu
     }
 }
 
+void put_pairs(float* out, const float* sums, float total, int64_t dim) {
+    const float share = 1.0f / total;
+    for (int64_t d = 0; d < dim; ++d) {
+        const int64_t chunk = d / 32, within = d % 32;
+        const int64_t lane = within / 8 * 4 + within % 4;
+        out[d] = sums[chunk * 32 + within % 8 / 4 * kLanes + lane] * share;
+    }
+}
+
 void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
                      int64_t last, const float* queries, int64_t ldq, const uint16_t* keys,
-                     const uint16_t* values, float* out, int64_t ldo) {
+                     const uint16_t* values, const Reach& reach) {
     const int64_t dim = heads.dim, num_pairs = dim / 2;
-    Together rows = together(heads, span, kv_head, first, last, queries, ldq, out, ldo);
+    Together rows = together(heads, span, kv_head, first, last, queries, ldq, reach);
     const int64_t count = rows.count, end = rows.most_seen;
     alignas(64) uint32_t query[kMaxQueries * kMaxDim / 2];
     alignas(64) uint32_t block[kMaxDim / 2 * kLanes];
@@ -220,9 +229,11 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
         pairs[i] = query + i * num_pairs;
         round_to_bf16(rows.query[i], dim, reinterpret_cast<uint16_t*>(query + i * num_pairs));
     }
-    std::memset(sums, 0, sizeof(float) * static_cast<std::size_t>(count * dim));
-    locate(heads, span, kv_head, 0, end, keys, values, 2, places[0]);
-    for (int64_t start = 0; start < end; start += kKeys) {
+    const int64_t begin = reach.stretch < 0 ? 0 : reach.stretch * kStretch;
+    if (begin < end) {
+        locate(heads, span, kv_head, begin, end, keys, values, 2, places[begin / kKeys % 2]);
+    }
+    const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
         const int64_t* const where = places[start / kKeys % 2];
         if (start + kKeys < end) {
@@ -261,37 +272,47 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
                 });
             }
         }
-    }
-    for (int64_t i = 0; i < count; ++i) {
-        const float share = 1.0f / rows.total[i];
-        for (int64_t d = 0; d < dim; ++d) {
-            const int64_t chunk = d / 32, within = d % 32;
-            const int64_t lane = within / 8 * 4 + within % 4;
-            rows.out[i][d] = sums[i * dim + chunk * 32 + within % 8 / 4 * kLanes + lane] * share;
-        }
-    }
+    };
+    go_through(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
+        put_pairs(rows.out[i], own, total, dim);
+    });
 }
+
+bool goes_in_pairs(const Heads& heads) { return heads.is_bf16 && heads.dim % 32 == 0; }
 
 void attend_somehow(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
                     int64_t last, const float* queries, int64_t ldq, const void* keys,
-                    const void* values, float* out, int64_t ldo) {
-    if (!heads.is_bf16 || heads.dim % 32) {
-        attend(heads, span, kv_head, first, last, queries, ldq, keys, values, out, ldo);
+                    const void* values, const Reach& reach) {
+    if (!goes_in_pairs(heads)) {
+        attend_plain(heads, span, kv_head, first, last, queries, ldq, keys, values, reach);
         return;
     }
-    const int64_t group = heads.num_heads / heads.num_kv_heads, step = kMaxQueries / group;
-    for (int64_t row = first; row < last; row += step) {
-        attend_in_pairs(heads, span, kv_head, row, row + step < last ? row + step : last, queries, ldq,
-                        static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values), out,
-                        ldo);
+    in_groups(heads, first, last, [&](int64_t row, int64_t end) {
+        attend_in_pairs(heads, span, kv_head, row, end, queries, ldq,
+                        static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values),
+                        reach);
+    });
+}
+
+void conclude_somehow(const Heads& heads, const float* parts, int64_t step, int64_t num_stretches,
+                      float* out) {
+    if (!goes_in_pairs(heads)) {
+        conclude_plain(heads, parts, step, num_stretches, out);
+        return;
     }
+    alignas(64) float sums[kMaxDim];
+    const float total = joined(parts, step, num_stretches, heads.dim, sums);
+    put_pairs(out, sums, total, heads.dim);
 }
 
 }  // namespace
 
 const Kernels kernels_of_avx512_bf16 = {
-    "avx512_bf16", {false, true, true, false}, multiply_some, sum_blocks, normalize, round_to_bf16,
-    turn,          attend_somehow,
+    "avx512_bf16",          {false, true, true, false},
+    multiply_some,          sum_blocks,
+    normalize,              round_to_bf16,
+    turn,                   attend<attend_somehow>,
+    attend_stretch<attend_somehow>, conclude_somehow,
 };
 
 }  // namespace palmette

@@ -141,21 +141,65 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     struct Part {
         Span span;
         int64_t kv_head, first, last;
+        int64_t stretch;  // or -1: all
+        int64_t place;    // of what the stretch comes to
     };
-    std::vector<Part> parts;
+    struct Split {
+        int64_t first_row, num_heads, num_stretches, place;
+    };
     const int64_t step = std::max<int64_t>(1, kMaxQueriesTogether / (heads.num_heads / heads.num_kv_heads));
+    int64_t num_parts = 0;
+    for (int64_t s = 0; s < batch.num_sequences; ++s) {
+        const int64_t count = batch.query_starts[s + 1] - batch.query_starts[s];
+        num_parts += (count + step - 1) / step * heads.num_kv_heads;
+    }
+    // Few parts would leave threads without work.
+    const int64_t threads = pool_.num_threads();
+    const bool may_split = threads > 1 && num_parts < threads * kItems;
+    std::vector<Part> parts;
+    std::vector<Split> splits;
+    int64_t room = 0;
     for (int64_t s = 0; s < batch.num_sequences; ++s) {
         const int64_t start = batch.query_starts[s], count = batch.query_starts[s + 1] - start;
-        const Span span{start, count, batch.context_lengths[s], batch.pages + batch.first_pages[s]};
-        for (int64_t first = 0; first < count; first += step)
-            for (int64_t head = 0; head < heads.num_kv_heads; ++head)
-                parts.push_back({span, head, first, std::min(count, first + step)});
+        const int64_t length = batch.context_lengths[s];
+        const Span span{start, count, length, batch.pages + batch.first_pages[s]};
+        const auto add = [&](int64_t stretch, int64_t place) {
+            for (int64_t first = 0; first < count; first += step)
+                for (int64_t head = 0; head < heads.num_kv_heads; ++head)
+                    parts.push_back(
+                        {span, head, first, std::min(count, first + step), stretch, place});
+        };
+        const int64_t num_stretches = (length + kStretch - 1) / kStretch;
+        if (!may_split || num_stretches == 1) {
+            add(-1, 0);
+            continue;
+        }
+        splits.push_back({start, count * heads.num_heads, num_stretches, room});
+        for (int64_t stretch = 0; stretch < num_stretches; ++stretch) {
+            add(stretch, room);
+            room += count * heads.num_heads * stretch_size(dim);
+        }
     }
+    if (stretches_.size() < static_cast<size_t>(room)) stretches_.resize(static_cast<size_t>(room));
     pool_.each(static_cast<int64_t>(parts.size()), [&](int64_t i) {
         const Part& part = parts[static_cast<size_t>(i)];
-        kernels_.attend(heads, part.span, part.kv_head, part.first, part.last, heads_.data(),
-                        num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
+        if (part.stretch < 0) {
+            kernels_.attend(heads, part.span, part.kv_head, part.first, part.last, heads_.data(),
+                            num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
+        } else {
+            kernels_.attend_stretch(heads, part.span, part.kv_head, part.first, part.last,
+                                    part.stretch, heads_.data(), num_all * dim, keys, values,
+                                    stretches_.data() + part.place);
+        }
     });
+    for (const Split& split : splits) {
+        const int64_t size = stretch_size(dim);
+        rows(split.num_heads, split.num_stretches * dim, [&](int64_t i) {
+            kernels_.conclude(heads, stretches_.data() + split.place + i * size,
+                              split.num_heads * size, split.num_stretches,
+                              attended_.data() + (split.first_row * heads.num_heads + i) * dim);
+        });
+    }
 }
 
 // What is out of range would be read or written out of bounds.

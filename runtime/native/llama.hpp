@@ -79,7 +79,7 @@ private:
     std::vector<Layer> layers_;
     const float* final_norm_ = nullptr;
     Linear embedding_{}, head_{};
-    std::vector<float> hidden_, heads_, attended_, gated_, sums_;
+    std::vector<float> hidden_, heads_, attended_, gated_, sums_, stretches_;
     std::vector<float> input_;  // float or bfloat16
 };
 

@@ -13,6 +13,7 @@ from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.models.config import ModelConfig
 from palmette.runtime.models.cpu_llama import CpuLlama
 from tests.runtime.models.tiny import (
+    PAGE_SIZE,
     config_of,
     expected_logits,
     make_batch,
@@ -117,6 +118,36 @@ def test_company_chunks_pages_and_threads_change_no_bit(
     finally:
         torch.set_num_threads(before)
     assert ours.is_batch_invariant
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [511, 512, 513, 1090])
+def test_a_long_text_is_the_same_cut_into_stretches_or_whole(
+    kernels: str, dtype: torch.dtype, length: int
+) -> None:
+    model = oracle(**SHAPE, max_position_embeddings=2048)
+    ours = own(model, dtype)
+    ids, count = random_ids(length, 64), -(-length // PAGE_SIZE)
+    pages = [*range(count)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        kv = make_pool(ours.config, count, dtype=dtype)
+        whole = ours.forward(make_batch([(ids, 0, pages)], every_row=True), kv)
+        if dtype == torch.float32:
+            expected = expected_logits(model, ids)
+            assert (whole - expected).abs().max() < 2e-4 * expected.abs().max()
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            kv = make_pool(ours.config, count, dtype=dtype)
+            start = 0
+            # The last rows are few, so that threads would have nothing to do without stretches.
+            for end in (length - 14, length - 13, length - 6, length):
+                logits = ours.forward(make_batch([(ids[:end], start, pages)], every_row=True), kv)
+                assert torch.equal(logits, whole[start:end]), (num_threads, start, end)
+                start = end
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_only_the_rows_that_are_wanted_have_logits(kernels: str) -> None:
