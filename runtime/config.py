@@ -50,7 +50,7 @@ class ModelSection:
 
     dtype: DtypeName = "auto"
     device: str = "cpu"
-    kernels: KernelsName = "torch"
+    kernels: KernelsName = "auto"
     max_context: int | None = None
     chat_template: str | None = None
     num_threads: int | None = None  # None: torch's own choice, which OMP_NUM_THREADS sets

@@ -54,7 +54,7 @@ def load_model(
     dtype: str = "auto",
     device: torch.device | str = "cpu",
     *,
-    kernels: KernelsName = "torch",
+    kernels: KernelsName = "auto",
     attention: AttentionBackend | None = None,
     linear: MakeLinear = Linear,
 ) -> LoadedModel:

@@ -222,14 +222,17 @@ def test_kernels_that_are_unknown_or_cannot_compute_the_model_are_refused(tmp_pa
     chosen = load_model(path, kernels="auto")
     assert chosen.kernels == "torch"
     assert chosen.kernels_reason != "asked for"
-    assert load_model(path).kernels_reason == "torch was asked for"
+    assert load_model(path).kernels_reason == chosen.kernels_reason
+    assert load_model(path, kernels="torch").kernels_reason == "torch was asked for"
 
 
 @pytest.mark.skipif(extension() is None, reason="the extension was not built")
 def test_kernels_of_our_own_compute_a_folder(tmp_path: Path) -> None:
     model = oracle(vocab_size=64, hidden_size=64, intermediate_size=96)
     path = write_folder(tmp_path / "m", model)
-    own, torchs = load_model(path, dtype="float32", kernels="auto"), load_model(path, "float32")
+    own, torchs = (
+        load_model(path, dtype="float32", kernels=kernels) for kernels in ("auto", "torch")
+    )
     assert own.kernels in extension().available()
     batch = make_batch([([1, 5, 9, 13, 4], 0, [0, 1])], every_row=True)
     expected = torchs.model.forward(batch, make_pool(torchs.config))

@@ -35,7 +35,7 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module")
 def loaded(smollm2: Path) -> LoadedModel:
-    return load_model(smollm2, dtype="float32")
+    return load_model(smollm2, dtype="float32", kernels="torch")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_greedy_tokens_equal_those_of_transformers(loaded: LoadedModel, referenc
 
 
 def test_bfloat16_prefers_the_same_tokens(smollm2: Path, loaded: LoadedModel) -> None:
-    half = load_model(smollm2, dtype="bfloat16")
+    half = load_model(smollm2, dtype="bfloat16", kernels="torch")
     assert half.num_weight_bytes * 2 == loaded.num_weight_bytes
     prompt = token_ids(60, seed=4)
     batch = make_batch([(prompt, 0, [0, 1, 2, 3])], page_size=PAGE_SIZE, every_row=True)
