@@ -94,6 +94,13 @@ struct Kernels {
     // Attention of one query head, of what the stretches in their order come to, `step` apart.
     void (*conclude)(const Heads&, const float* parts, int64_t step, int64_t num_stretches,
                      float* out);
+    // out[i] = x[i] where `mask` is not 0, else -inf.
+    void (*allow)(const float* x, const uint8_t* mask, int64_t n, float* out);
+    // The largest of n numbers; NaN if any is.
+    float (*peak)(const float* x, int64_t n);
+    // out[i] = exp((x[i] - peak) / temperature) * 2^bits, to the nearest integer, ties to even.
+    void (*weigh)(const float* x, int64_t n, float peak, double temperature, int bits,
+                  int64_t* out);
 };
 
 

@@ -498,6 +498,84 @@ void attend_stretch(const Heads& heads, const Span& span, int64_t kv_head, int64
                   of_one(heads, stretch, parts));
 }
 
+// Drawing tokens. The loops are plain enough for the compiler to take several numbers at once.
+
+void allow(const float* x, const uint8_t* mask, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = mask[i] ? x[i] : -INFINITY;
+}
+
+float peak(const float* x, int64_t n) {
+    float most[kLanes];
+    uint32_t is_nan[kLanes] = {};
+    for (int j = 0; j < kLanes; ++j) most[j] = -INFINITY;
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (int j = 0; j < kLanes; ++j) {
+            most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
+            is_nan[j] |= x[i + j] != x[i + j];
+        }
+    }
+    for (; i < n; ++i) {
+        most[0] = x[i] > most[0] ? x[i] : most[0];
+        is_nan[0] |= x[i] != x[i];
+    }
+    for (int j = 1; j < kLanes; ++j) {
+        most[0] = most[j] > most[0] ? most[j] : most[0];
+        is_nan[0] |= is_nan[j];
+    }
+    return is_nan[0] ? NAN : most[0];
+}
+
+// e to the x for -600 < x <= 0, within 2 units in the last place: 2^n times the first terms of the
+// series of what is left, which is at most 0.35.
+inline double exp_of(double x) {
+    constexpr double kRounding = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves an integer
+    const double shifted = x * 1.4426950408889634 + kRounding;
+    const double n = shifted - kRounding;
+    double r = x - n * 6.93147180369123816490e-01;
+    r = r - n * 1.90821492927058770002e-10;
+    double p = 1.0 / 6227020800.0;
+    p = p * r + 1.0 / 479001600.0;
+    p = p * r + 1.0 / 39916800.0;
+    p = p * r + 1.0 / 3628800.0;
+    p = p * r + 1.0 / 362880.0;
+    p = p * r + 1.0 / 40320.0;
+    p = p * r + 1.0 / 5040.0;
+    p = p * r + 1.0 / 720.0;
+    p = p * r + 1.0 / 120.0;
+    p = p * r + 1.0 / 24.0;
+    p = p * r + 1.0 / 6.0;
+    p = p * r + 0.5;
+    p = p * r + 1.0;
+    p = p * r + 1.0;
+    uint64_t bits;
+    std::memcpy(&bits, &shifted, sizeof bits);  // the lowest hold n
+    bits = (bits + 1023) << 52;
+    double power;
+    std::memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
+
+void weigh_tokens(const float* x, int64_t n, float peak, double temperature, int bits,
+                  int64_t* out) {
+    constexpr double kRounding = 6755399441055744.0;
+    const double one = std::ldexp(1.0, bits);
+    if (bits > 50) {  // for few tokens: too large to be rounded so
+        for (int64_t i = 0; i < n; ++i) {
+            const double y = (static_cast<double>(x[i]) - peak) / temperature;
+            out[i] = y > -500 ? std::llrint(exp_of(y) * one) : 0;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        const double y = (static_cast<double>(x[i]) - peak) / temperature;
+        const double rounded = exp_of(y > -500 ? y : -500) * one + kRounding;
+        int64_t found;
+        std::memcpy(&found, &rounded, sizeof found);
+        out[i] = found - 0x4338000000000000;  // the same of kRounding
+    }
+}
+
 }  // namespace
 
 #ifndef PALMETTE_OWN_PRODUCTS
@@ -507,6 +585,8 @@ const Kernels PALMETTE_TABLE = {
     normalize,            round_to_bf16,
     turn,                 attend<attend_plain>,
     attend_stretch<attend_plain>, conclude_plain,
+    allow,                peak,
+    weigh_tokens,
 };
 #endif
 

@@ -313,6 +313,8 @@ const Kernels kernels_of_avx512_bf16 = {
     normalize,              round_to_bf16,
     turn,                   attend<attend_somehow>,
     attend_stretch<attend_somehow>, conclude_somehow,
+    allow,                  peak,
+    weigh_tokens,
 };
 
 }  // namespace palmette

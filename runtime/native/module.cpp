@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "drawing.hpp"
 #include "llama.hpp"
 #include "packing.hpp"
 
@@ -116,6 +117,35 @@ void forward(Llama& self, const py::dict& batch, std::uintptr_t pages, int64_t n
     self.forward(step, {at<uint8_t>(pages), num_pages, page_size, is_bf16}, at<float>(logits));
 }
 
+// A token for each of `count` rows, and its peak: those are told of in arrays, a number for each.
+void draw(Drawer& self, int64_t count, std::uintptr_t logits, int64_t step, std::uintptr_t masks,
+          std::uintptr_t suppressed, std::uintptr_t first_suppressed, std::uintptr_t top_k,
+          std::uintptr_t numbers, std::uintptr_t token_ids, std::uintptr_t peaks) {
+    const py::gil_scoped_release release;
+    std::vector<Row> rows(static_cast<std::size_t>(count));
+    std::vector<Drawn> drawn(static_cast<std::size_t>(count));
+    const auto* first = at<const int64_t>(first_suppressed);
+    const auto* number = at<const double>(numbers);  // [count][4]
+    for (int64_t i = 0; i < count; ++i, number += 4) {
+        rows[static_cast<std::size_t>(i)] = {
+            at<const float>(logits) + i * step,
+            at<const uint8_t>(at<const std::uintptr_t>(masks)[i]),
+            at<const int64_t>(suppressed) + first[i],
+            first[i + 1] - first[i],
+            number[0],
+            number[1],
+            number[2],
+            at<const int64_t>(top_k)[i],
+            number[3],
+        };
+    }
+    self.draw(rows.data(), count, drawn.data());
+    for (int64_t i = 0; i < count; ++i) {
+        at<int64_t>(token_ids)[i] = drawn[static_cast<std::size_t>(i)].token_id;
+        at<float>(peaks)[i] = drawn[static_cast<std::size_t>(i)].peak;
+    }
+}
+
 }  // namespace
 }  // namespace palmette
 
@@ -138,6 +168,11 @@ PYBIND11_MODULE(_native, m) {
         if (index < 0 || index >= linear.n) throw py::index_error("no such row");
         read_row(linear, index, at<float>(out));
     });
+    py::class_<Drawer>(m, "Drawer")
+        .def(py::init([](const std::string& kernels, int num_threads, int64_t vocab_size) {
+            return std::make_unique<Drawer>(kernels_named(kernels), num_threads, vocab_size);
+        }))
+        .def("draw", &draw);
     py::class_<Linear>(m, "Linear").def(py::init(&linear_of));
     py::class_<Llama>(m, "Llama")
         .def(py::init(&make_llama))

@@ -19,13 +19,23 @@ def adjusted(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 
     Forbidden tokens become -inf. Rows that are all plain get `logits` back, without a copy.
     """
-    if all(row.is_plain for row in rows):
+    changed = shifted(logits, rows)
+    if all(row.mask is None and not row.suppressed for row in rows):
+        return changed
+    if changed is logits:
+        changed = logits.clone()
+    _forbid(changed, rows)
+    return changed
+
+
+def shifted(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
+    """The logits [R, V] with bias and penalties: `logits` itself, not copied, if there are none."""
+    if not any(row.is_shifted for row in rows):
         return logits
     logits = logits.clone()
     _add_bias(logits, rows)
     _penalise_repetition(logits, rows)
     _penalise_output(logits, rows)
-    _forbid(logits, rows)
     return logits
 
 

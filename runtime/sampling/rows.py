@@ -44,15 +44,9 @@ class SamplingRow:
         return self.params.temperature < GREEDY_BELOW
 
     @property
-    def is_plain(self) -> bool:
-        """The logits are taken as they are."""
-        params = self.params
-        return (
-            self.mask is None
-            and not self.suppressed
-            and not params.logit_bias
-            and not needs_counts(params)
-        )
+    def is_shifted(self) -> bool:
+        """There is a bias or a penalty."""
+        return bool(self.params.logit_bias) or needs_counts(self.params)
 
 
 @dataclass(frozen=True, slots=True)

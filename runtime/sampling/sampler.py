@@ -11,9 +11,10 @@ import torch
 
 from palmette.errors import EngineError, InvalidRequest
 from palmette.protocol import SamplingParams, TokenLogprob
-from palmette.runtime.sampling.adjustments import adjusted
+from palmette.runtime.sampling.adjustments import adjusted, shifted
 from palmette.runtime.sampling.distribution import draw
 from palmette.runtime.sampling.logprobs import gathered_logprobs, token_logprobs
+from palmette.runtime.sampling.native import NativeDraws
 from palmette.runtime.sampling.randomness import uniform
 from palmette.runtime.sampling.rows import SampledToken, SamplingRow, needs_counts
 
@@ -34,6 +35,7 @@ class Sampler:
             )
         self.vocab_size = vocab_size
         self.vocab_rows = vocab_rows
+        self._native = NativeDraws(vocab_size)
 
     def check(self, params: SamplingParams) -> None:
         """Raise InvalidRequest if `params` name a token that the vocabulary does not have."""
@@ -120,23 +122,10 @@ class Sampler:
     ) -> list[SampledToken | EngineError]:
         if not rows:
             return []
-        changed = adjusted(logits, rows)
-        # Of equal maxima argmax gives the first, here the lowest id, and a NaN counts as largest.
-        best = changed.argmax(dim=-1)
-        peaks = changed.gather(1, best[:, None])[:, 0].tolist()
-        token_ids: list[int] = best.tolist()
-        drawn = [
-            index
-            for index, row in enumerate(rows)
-            if not row.is_greedy and math.isfinite(peaks[index])
-        ]
-        if drawn:
-            uniforms = [uniform(rows[i].seed, rows[i].path, rows[i].position) for i in drawn]
-            picked = changed if len(drawn) == len(rows) else changed[drawn]
-            for index, token_id in zip(
-                drawn, draw(picked, [rows[i].params for i in drawn], uniforms), strict=True
-            ):
-                token_ids[index] = token_id
+        if self._native.can_draw(logits):
+            token_ids, peaks = self._native.draw(shifted(logits, rows), rows)
+        else:
+            token_ids, peaks = _draw(adjusted(logits, rows), rows)
         results: list[SampledToken | EngineError] = [
             SampledToken(token_id) if math.isfinite(peak) else EngineError(_why(row, peak))
             for token_id, peak, row in zip(token_ids, peaks, rows, strict=True)
@@ -164,6 +153,25 @@ class Sampler:
             results[index] = (
                 EngineError(_NOT_NUMBERS) if logprob is None else SampledToken(token_id, logprob)
             )
+
+
+def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list[float]]:
+    """A token for each row, and the row's largest logit; none is drawn if that is not finite."""
+    # Of equal maxima argmax gives the first, here the lowest id, and a NaN counts as largest.
+    best = logits.argmax(dim=-1)
+    peaks: list[float] = logits.gather(1, best[:, None])[:, 0].tolist()
+    token_ids: list[int] = best.tolist()
+    drawn = [
+        index for index, row in enumerate(rows) if not row.is_greedy and math.isfinite(peaks[index])
+    ]
+    if drawn:
+        uniforms = [uniform(rows[i].seed, rows[i].path, rows[i].position) for i in drawn]
+        picked = logits if len(drawn) == len(rows) else logits[drawn]
+        for index, token_id in zip(
+            drawn, draw(picked, [rows[i].params for i in drawn], uniforms), strict=True
+        ):
+            token_ids[index] = token_id
+    return token_ids, peaks
 
 
 _NOT_NUMBERS = "the model's logits are not finite numbers"

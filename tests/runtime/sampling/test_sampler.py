@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from palmette.errors import EngineError, InvalidRequest
 from palmette.protocol import SamplingParams, TokenLogprob
+from palmette.runtime.kernels.cpu import extension
 from palmette.runtime.sampling import (
     LOGPROB_FLOOR,
     SampledToken,
@@ -33,6 +34,16 @@ from tests.runtime.sampling.reference import (
 )
 
 GREEDY = SamplingParams(temperature=0)
+WAYS = ["torch"] if extension() is None else ["native", "torch"]
+
+
+@pytest.fixture(autouse=True, scope="module", params=WAYS)
+def way(request: Any) -> Iterator[str]:
+    """Everything here holds for draws by the extension and by torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setenv("PALMETTE_KERNELS", "torch")
+        yield str(request.param)
 
 
 def a_row(params: SamplingParams = GREEDY, **options: Any) -> SamplingRow:
