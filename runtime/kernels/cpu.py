@@ -61,7 +61,11 @@ def kernels_for(dtype: torch.dtype) -> str | None:
     Those for bfloat16 round what goes into a product to it, so float32 is served by others. Raises
     InvalidRequest if PALMETTE_KERNELS names what this processor cannot run.
     """
-    chosen = os.environ.get(_VARIABLE, "")
+    return _kernels_for(dtype, os.environ.get(_VARIABLE, ""))
+
+
+@cache
+def _kernels_for(dtype: torch.dtype, chosen: str) -> str | None:
     if extension() is None or chosen == "torch":
         return None
     names: list[str] = extension().available()

@@ -114,32 +114,36 @@ class Worker:
             self.host.restore(move.slot, move.page)
 
     def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
+        # Lists, since most steps have a row or a few of each sequence.
         token_ids: list[int] = []
-        positions: list[np.ndarray] = []
-        slots: list[np.ndarray] = []
+        positions: list[int] = []
+        slots: list[int] = []
         query_starts = [0]
+        size = self._page_size
         for item in work:
-            start, end = item.start, item.end
+            start, end, page_ids = item.start, item.end, item.sequence.page_ids
             token_ids += item.sequence.ids_between(start, end)
-            where = np.arange(start, end, dtype=np.int64)
-            first_page = start // self._page_size
-            last_page = (end - 1) // self._page_size
-            pages = np.asarray(item.sequence.page_ids[first_page : last_page + 1], dtype=np.int64)
-            positions.append(where)
-            slots.append(
-                pages[where // self._page_size - first_page] * self._page_size
-                + where % self._page_size
-            )
-            query_starts.append(query_starts[-1] + item.num_tokens)
+            positions += range(start, end)
+            while start < end:
+                page, within = divmod(start, size)
+                count = min(size - within, end - start)
+                slot = page_ids[page] * size + within
+                slots += range(slot, slot + count)
+                start += count
+            query_starts.append(len(positions))
         device = self.kv.device
+
+        def numbers(values: list[int]) -> torch.Tensor:
+            return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)
+
         return ForwardBatch(
-            token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-            positions=torch.from_numpy(np.concatenate(positions)).to(device),
-            slots=torch.from_numpy(np.concatenate(slots)).to(device),
+            token_ids=numbers(token_ids),
+            positions=numbers(positions),
+            slots=numbers(slots),
             query_starts=query_starts,
             context_lengths=[item.end for item in work],
             page_tables=[item.sequence.page_ids for item in work],
-            logit_rows=torch.tensor(rows, dtype=torch.int64, device=device),
+            logit_rows=numbers(rows),
         )
 
     def _draw(
