@@ -76,14 +76,14 @@ def _kernels_for(dtype: torch.dtype, chosen: str) -> str | None:
             )
         names = names[: names.index(chosen) + 1]
     if dtype == torch.float32:
-        names = [name for name in names if not extension().takes_bf16(name, Format.BFLOAT16)]
+        names = [name for name in names if extension().takes(name, Format.BFLOAT16) == "float32"]
     return names[-1]
 
 
 def multiplies_bfloat16() -> bool:
     """Whether there are kernels that multiply bfloat16 as such."""
     name = kernels_for(torch.bfloat16)
-    return name is not None and bool(extension().takes_bf16(name, Format.BFLOAT16))
+    return name is not None and extension().takes(name, Format.BFLOAT16) == "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)

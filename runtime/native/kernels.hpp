@@ -64,13 +64,21 @@ constexpr int64_t kStretch = 512;
 // sum of weights, and room to the next.
 constexpr int64_t stretch_size(int64_t dim) { return dim + 16; }
 
+// What rows are that are multiplied with a weight.
+enum class Input : int32_t {
+    f32 = 0,
+    bf16 = 1,
+    i16 = 2,  // of each 32 numbers the largest is 32,767 times their scale
+};
+
+constexpr int64_t size_of(Input input) { return input == Input::f32 ? 4 : 2; }
+
 struct Kernels {
     const char* name;
-    // Whether rows that are multiplied with weights of a format are bfloat16 (else float).
-    bool takes_bf16[4];
+    Input takes[4];  // for weights of each format
 
     // y[rows][ldy] from x[rows][ldx] for the tiles first_tile <= t < last_tile.
-    // `sums` [rows][k / 32]: those of each 32 inputs, for weights with offsets.
+    // `sums` [rows][k / 32]: those of each 32 inputs, for weights with offsets; their scales, of i16.
     void (*multiply)(const Linear&, const void* x, int64_t ldx, const float* sums, int64_t rows,
                      float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending);
     // The sums of each 32 of `n` numbers, as they are multiplied.
@@ -79,6 +87,8 @@ struct Kernels {
     void (*normalize)(const float* x, const float* weight, float epsilon, int64_t n, void* out,
                       bool to_bf16);
     void (*round)(const float* x, int64_t n, uint16_t* out);
+    // To 16 bits, to the nearest, with the scales [n / 32].
+    void (*quantise)(const float* x, int64_t n, int16_t* out, float* scales);
     // Turns pairs (i, i + dim / 2) of a head by the angles whose cosines and sines are given
     // [dim / 2].
     void (*turn)(float* head, int64_t dim, const float* cosines, const float* sines);

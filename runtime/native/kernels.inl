@@ -182,6 +182,21 @@ void round_to_bf16(const float* x, int64_t n, uint16_t* out) {
     for (int64_t i = 0; i < n; i += kLanes) store(out + i, to_bf16(load<Floats>(x + i)));
 }
 
+void quantise(const float* x, int64_t n, int16_t* out, float* scales) {
+    for (int64_t b = 0; b < n / kBlock; ++b, x += kBlock, out += kBlock) {
+        const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
+        const Floats sizes = max(as_floats(as_words(low) & 0x7fffffffu),
+                                 as_floats(as_words(high) & 0x7fffffffu));
+        const float most = largest(sizes);
+        // What is no finite number makes a NaN of the scale, and so of every product.
+        scales[b] = most / 32767.0f + sum((low - low) + (high - high));
+        const float inverse = most > 0.0f ? 32767.0f / most : 0.0f;
+        // Adding 1.5 * 2^23 leaves an integer in the lowest bits.
+        store(out, narrowed(as_words(low * inverse + 12582912.0f)));
+        store(out + kLanes, narrowed(as_words(high * inverse + 12582912.0f)));
+    }
+}
+
 void turn(float* head, int64_t dim, const float* cosines, const float* sines) {
     const int64_t half = dim / 2;
     int64_t i = 0;
@@ -580,13 +595,13 @@ void weigh_tokens(const float* x, int64_t n, float peak, double temperature, int
 
 #ifndef PALMETTE_OWN_PRODUCTS
 const Kernels PALMETTE_TABLE = {
-    PALMETTE_NAME,        {false, false, false, false},
+    PALMETTE_NAME,        {Input::f32, Input::f32, Input::f32, Input::f32},
     multiply,             sum_blocks,
     normalize,            round_to_bf16,
-    turn,                 attend<attend_plain>,
-    attend_stretch<attend_plain>, conclude_plain,
-    allow,                peak,
-    weigh_tokens,
+    quantise,             turn,
+    attend<attend_plain>, attend_stretch<attend_plain>,
+    conclude_plain,       allow,
+    peak,                 weigh_tokens,
 };
 #endif
 

@@ -27,7 +27,7 @@ void check(bool is_right, const char* what) {
 
 }  // namespace
 
-struct Llama::Input {
+struct Llama::Rows {
     const void* x;
     int64_t ldx;
     const float* sums;
@@ -54,7 +54,7 @@ template <class Work> void Llama::rows(int64_t count, int64_t cost, const Work& 
     });
 }
 
-void Llama::multiply(const Linear& linear, const Input& input, int64_t rows, float* y, int64_t ldy,
+void Llama::multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
                      Ending ending) {
     // Parts are pairs of tiles: a gate and what it gates stay together.
     const int64_t pairs = (linear.n / kTile + 1) / 2;
@@ -66,37 +66,51 @@ void Llama::multiply(const Linear& linear, const Input& input, int64_t rows, flo
     });
 }
 
-Llama::Input Llama::normalized(const float* x, const float* weight, int64_t count,
-                               const Linear& next) {
+Llama::Rows Llama::normalized(const float* x, const float* weight, int64_t count,
+                              const Linear& next) {
     const int64_t n = next.k;
-    const bool to_bf16 = kernels_.takes_bf16[static_cast<int>(next.format)];
-    auto* out = reinterpret_cast<uint8_t*>(input_.data());
+    const Input input = kernels_.takes[static_cast<int>(next.format)];
+    const bool is_exact = input == Input::i16;
+    auto* out = reinterpret_cast<uint8_t*>(is_exact ? normal_.data() : input_.data());
+    const int64_t size = is_exact ? 4 : size_of(input);
     rows(count, n, [&](int64_t row) {
-        kernels_.normalize(x + row * n, weight, shape_.epsilon, n, out + row * n * (to_bf16 ? 2 : 4),
-                           to_bf16);
+        kernels_.normalize(x + row * n, weight, shape_.epsilon, n, out + row * n * size,
+                           input == Input::bf16);
     });
-    return completed(count, next);
+    return is_exact ? taken(normal_.data(), count, next) : completed(count, next);
 }
 
-Llama::Input Llama::rounded(const float* x, int64_t count, const Linear& next) {
+// Rows as a product with the weight takes them.
+Llama::Rows Llama::taken(const float* x, int64_t count, const Linear& next) {
     const int64_t n = next.k;
-    if (!kernels_.takes_bf16[static_cast<int>(next.format)]) {
-        std::memcpy(input_.data(), x, sizeof(float) * static_cast<size_t>(count * n));
-    } else {
-        auto* out = reinterpret_cast<uint16_t*>(input_.data());
-        rows(count, n, [&](int64_t row) { kernels_.round(x + row * n, n, out + row * n); });
+    switch (kernels_.takes[static_cast<int>(next.format)]) {
+        case Input::f32:
+            std::memcpy(input_.data(), x, sizeof(float) * static_cast<size_t>(count * n));
+            break;
+        case Input::bf16: {
+            auto* out = reinterpret_cast<uint16_t*>(input_.data());
+            rows(count, n, [&](int64_t row) { kernels_.round(x + row * n, n, out + row * n); });
+            break;
+        }
+        case Input::i16: {
+            auto* out = reinterpret_cast<int16_t*>(input_.data());
+            rows(count, n, [&](int64_t row) {
+                kernels_.quantise(x + row * n, n, out + row * n, sums_.data() + row * (n / 32));
+            });
+            break;
+        }
     }
     return completed(count, next);
 }
 
 // What is in `input_`, with its sums where the weight asks for them.
-Llama::Input Llama::completed(int64_t count, const Linear& next) {
+Llama::Rows Llama::completed(int64_t count, const Linear& next) {
     const int64_t n = next.k;
-    const bool is_bf16 = kernels_.takes_bf16[static_cast<int>(next.format)];
+    const Input input = kernels_.takes[static_cast<int>(next.format)];
     if (next.format == Format::q4) {
         const auto* from = reinterpret_cast<const uint8_t*>(input_.data());
         rows(count, n, [&](int64_t row) {
-            kernels_.sum_blocks(from + row * n * (is_bf16 ? 2 : 4), is_bf16, n,
+            kernels_.sum_blocks(from + row * n * size_of(input), input == Input::bf16, n,
                                 sums_.data() + row * (n / 32));
         });
     }
@@ -235,6 +249,7 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
     room(heads_, t * all);
     room(attended_, t * q);
     room(gated_, t * shape_.inner);
+    room(normal_, t * h);
     room(input_, t * widest);
     room(sums_, t * widest / 32);
     rows(t, h, [&](int64_t row) {
@@ -259,11 +274,11 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
                              sizeof(float) * static_cast<size_t>(q));
             }
         }
-        multiply(layer.attention_output, rounded(attended_.data(), count, layer.attention_output),
+        multiply(layer.attention_output, taken(attended_.data(), count, layer.attention_output),
                  count, hidden_.data(), h, Ending::add);
         multiply(layer.gate_up, normalized(hidden_.data(), layer.mlp_norm, count, layer.gate_up),
                  count, gated_.data(), shape_.inner, Ending::gated);
-        multiply(layer.down, rounded(gated_.data(), count, layer.down), count, hidden_.data(), h,
+        multiply(layer.down, taken(gated_.data(), count, layer.down), count, hidden_.data(), h,
                  Ending::add);
     }
     multiply(head_, normalized(hidden_.data(), final_norm_, count, head_), count, logits,

@@ -61,14 +61,14 @@ public:
     int num_threads() const { return pool_.num_threads(); }
 
 private:
-    struct Input;
+    struct Rows;
 
     void check_ranges(const Batch& batch, const Pages& pages) const;
-    void multiply(const Linear& linear, const Input& input, int64_t rows, float* y, int64_t ldy,
+    void multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
                   Ending ending);
-    Input normalized(const float* x, const float* weight, int64_t rows, const Linear& next);
-    Input rounded(const float* x, int64_t rows, const Linear& next);
-    Input completed(int64_t rows, const Linear& next);
+    Rows normalized(const float* x, const float* weight, int64_t rows, const Linear& next);
+    Rows taken(const float* x, int64_t rows, const Linear& next);
+    Rows completed(int64_t rows, const Linear& next);
     void place(const Batch& batch, const Pages& pages, int64_t layer);
     void attend(const Batch& batch, const Pages& pages, int64_t layer);
     template <class Work> void rows(int64_t count, int64_t cost, const Work& work);
@@ -80,7 +80,8 @@ private:
     const float* final_norm_ = nullptr;
     Linear embedding_{}, head_{};
     std::vector<float> hidden_, heads_, attended_, gated_, sums_, stretches_;
-    std::vector<float> input_;  // float or bfloat16
+    std::vector<float> normal_;  // rows before they are taken as a product takes them
+    std::vector<float> input_;   // as it takes them
 };
 
 }  // namespace palmette

@@ -32,7 +32,9 @@ std::vector<const Kernels*> available() {
         return found;
     }
     found.push_back(&kernels_of_avx512);
-    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&kernels_of_avx512_bf16);
+    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
+        found.push_back(&kernels_of_avx512_bf16);
+    }
 #endif
     return found;
 }
@@ -69,20 +71,29 @@ void pack_weight(int source, std::uintptr_t from, std::uintptr_t rows, int64_t n
     });
 }
 
-// Products of rows that are contiguous, on one thread: for tests and measurements.
+// Products of rows that are contiguous, on one thread, for tests and measurements: of float, which
+// are quantised here, or of bfloat16 where that is what is multiplied.
 void multiply(const std::string& name, const Linear& linear, std::uintptr_t x, int64_t rows,
               std::uintptr_t y, int ending) {
     const Kernels& kernels = kernels_named(name);
-    const bool is_bf16 = kernels.takes_bf16[static_cast<int>(linear.format)];
+    const Input input = kernels.takes[static_cast<int>(linear.format)];
     const auto end = static_cast<Ending>(ending);
     const py::gil_scoped_release release;
     const int64_t blocks = linear.k / 32;
     std::vector<float> sums(static_cast<std::size_t>(rows * blocks));
+    std::vector<int16_t> quantised(static_cast<std::size_t>(input == Input::i16 ? rows * linear.k : 0));
+    const void* from = at<const void>(x);
     for (int64_t row = 0; row < rows; ++row) {
-        kernels.sum_blocks(at<const uint8_t>(x) + row * linear.k * (is_bf16 ? 2 : 4), is_bf16,
-                           linear.k, sums.data() + row * blocks);
+        if (input == Input::i16) {
+            kernels.quantise(at<const float>(x) + row * linear.k, linear.k,
+                             quantised.data() + row * linear.k, sums.data() + row * blocks);
+            from = quantised.data();
+        } else {
+            kernels.sum_blocks(at<const uint8_t>(x) + row * linear.k * size_of(input),
+                               input == Input::bf16, linear.k, sums.data() + row * blocks);
+        }
     }
-    kernels.multiply(linear, at<const void>(x), linear.k, sums.data(), rows, at<float>(y),
+    kernels.multiply(linear, from, linear.k, sums.data(), rows, at<float>(y),
                      end == Ending::gated ? linear.n / 2 : linear.n, 0, linear.n / kTile, end);
 }
 
@@ -158,8 +169,9 @@ PYBIND11_MODULE(_native, m) {
         for (const Kernels* each : available()) names.emplace_back(each->name);
         return names;
     });
-    m.def("takes_bf16", [](const std::string& name, int format) {
-        return kernels_named(name).takes_bf16[static_cast<int>(format_of(format))];
+    m.def("takes", [](const std::string& name, int format) {
+        const Input input = kernels_named(name).takes[static_cast<int>(format_of(format))];
+        return input == Input::f32 ? "float32" : input == Input::bf16 ? "bfloat16" : "int16";
     });
     m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(format_of(format), k); });
     m.def("pack", &pack_weight);

@@ -60,7 +60,7 @@ def multiply(name: str, linear: PackedLinear, x: torch.Tensor, ending: int = SET
 
 
 def taken(name: str, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
-    return x.bfloat16() if native.takes_bf16(name, linear.format) else x
+    return x.bfloat16() if native.takes(name, linear.format) == "bfloat16" else x
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,9 +84,27 @@ def test_products_are_those_of_float64_and_of_each_row_alone(
     bound = (k + 4) * 2.0**-24 * (exact.abs() @ weight.abs().T) + 1e-30
     if kind in ("Q4_0", "Q4_1"):  # nibbles and offsets are summed apart
         bound = bound + (k + 4) * 2.0**-24 * exact.abs().sum(-1, keepdim=True) * 0.4
+    if native.takes(name, linear.format) == "int16":  # half a step of the largest of each block
+        steps = exact.view(rows, blocks, 32).abs().amax(-1, keepdim=True) / 32767
+        bound = bound + 0.501 * steps.expand(-1, -1, 32).reshape(rows, k) @ weight.abs().T
     assert ((y.double() - exact @ weight.T).abs() <= bound).all()
     for row in {0, rows // 2, rows - 1}:
         assert torch.equal(multiply(name, linear, x[row : row + 1])[0], y[row])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_none_and_spoils_its_row_only(
+    name: str, kind: str, bad: float
+) -> None:
+    linear, _ = linear_of(kind, 32, 96, 3)
+    x = torch.randn(3, 96)
+    y = multiply(name, linear, x)
+    x[1, 40] = bad
+    spoilt = multiply(name, linear, x)
+    assert not spoilt[1].isfinite().any()
+    assert torch.equal(spoilt[[0, 2]], y[[0, 2]])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,4 +175,4 @@ def test_the_environment_chooses_among_what_the_processor_can_run(chosen: Any) -
 def test_float32_is_served_by_kernels_that_round_nothing() -> None:
     name = cpu.kernels_for(torch.float32)
     assert name is not None
-    assert not any(native.takes_bf16(name, kind) for kind in Format)
+    assert {native.takes(name, kind) for kind in Format} == {"float32"}
