@@ -1,0 +1,1 @@
+"""Our engine beside others: the same workloads on the same weights, in turns."""
