@@ -103,7 +103,7 @@ class Vllm(Peer):
         return [
             [
                 sum(
-                    logprobs[*prompt, *option[:place]][token_id].logprob
+                    logprobs[(*prompt, *option[:place])][token_id].logprob
                     for place, token_id in enumerate(option)
                 )
                 for option in each
