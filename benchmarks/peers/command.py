@@ -34,18 +34,20 @@ from palmette.runtime.tokenization import load_tokenizer
 
 _WORKERS = "benchmarks.peers.workers"
 _SECONDS_TO_START = 600.0
-# Which module runs a peer, and which weights it reads.
-PEERS = {
-    "llama.cpp": ("llama_cpp", "packed"),
-    "openvino": ("openvino", "packed"),
-    "transformers": ("transformers", "bf16"),
-    "vllm": ("vllm", "bf16"),
+# Which module runs a peer, which weights it reads, and further options.
+PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama.cpp": ("llama_cpp", "packed", {}),
+    # Its fastest kernels are for other blocks than those that the file may have.
+    "llama.cpp-q4_0": ("llama_cpp", "packed", {"requantise": "Q4_0"}),
+    "openvino": ("openvino", "packed", {}),
+    "transformers": ("transformers", "bf16", {}),
+    "vllm": ("vllm", "bf16", {}),
 }
 # Ours by the weights they read and the kernels that compute them.
-OURS = {
-    "packed": ("packed", "cpu"),
-    "bf16": ("bf16", "cpu"),
-    "torch": ("bf16", "torch"),
+OURS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "packed": ("ours", "packed", {"kernels": "cpu"}),
+    "bf16": ("ours", "bf16", {"kernels": "cpu"}),
+    "torch": ("ours", "bf16", {"kernels": "torch"}),
 }
 
 
@@ -114,9 +116,8 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
     gguf = resolve_model(args.model)
     tokenizer = load_tokenizer(gguf)
     wanted = [
-        (f"ours-{name}", Path(sys.executable), "ours", *OURS[name])
-        for name in dict.fromkeys(args.ours)
-    ] + [(name, python, *PEERS[name], "") for name, python in args.peers]
+        (f"ours-{name}", Path(sys.executable), *OURS[name]) for name in dict.fromkeys(args.ours)
+    ] + [(name, python, *PEERS[name]) for name, python in args.peers]
     models = {"packed": gguf}
     if any(weights == "bf16" for *_, weights, _ in wanted):
         models["bf16"] = bfloat16_folder(gguf, args.work_dir)
@@ -128,11 +129,12 @@ def engines_of(args: argparse.Namespace) -> list[Engine]:
             {
                 "model": str(models[weights]),
                 "weights": weights,
-                "kernels": kernels,
                 "stop_ids": sorted(tokenizer.stop_token_ids),
+                "work_dir": str(args.work_dir),
+                **further,
             },
         )
-        for name, python, module, weights, kernels in wanted
+        for name, python, module, weights, further in wanted
     ]
 
 
@@ -201,6 +203,7 @@ def as_dict(results: Results, workers: Sequence[Worker]) -> dict[str, Any]:
                 "about": worker.about,
                 "start_seconds": worker.start_seconds,
                 "peak_bytes": worker.peak_bytes,
+                "busy_elsewhere": worker.busy_elsewhere,
             }
             for worker in workers
         },

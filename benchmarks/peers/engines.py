@@ -41,6 +41,7 @@ class Worker:
         self.about: dict[str, str] = {}
         self.weights = ""
         self.peak_bytes = 0
+        self._seconds = self._elsewhere = 0.0  # of tasks, and of others' processors meanwhile
         self._engine = engine
         self._num_threads = num_threads
         self._log = log
@@ -80,13 +81,27 @@ class Worker:
         """The answer to a task, which may be an `error` or `unsupported`. Raises WorkerDied."""
         if self._process is None:
             raise WorkerDied("it is not running")
+        pid = self._process.pid
+        start, busy, own = time.monotonic(), _busy_seconds(), _processor_seconds(pid)
         try:
             stdin = _opened(self._process.stdin)
             stdin.write(json.dumps(task).encode() + b"\n")
             stdin.flush()
         except OSError:
             self._fail("its process died")
-        return self._answer(timeout)
+        answer = self._answer(timeout)
+        self._seconds += time.monotonic() - start
+        self._elsewhere += _busy_seconds() - busy - (_processor_seconds(pid) - own)
+        return answer
+
+    @property
+    def busy_elsewhere(self) -> float | None:
+        """How many processors were busy with other things, on average, while it worked; None where
+        the system does not tell. Figures taken beside much other work say little.
+        """
+        if not self._seconds or not _busy_seconds():
+            return None
+        return max(0.0, self._elsewhere / self._seconds)
 
     def stop(self) -> None:
         """End the process and what it started, first by closing its stdin."""
@@ -125,6 +140,22 @@ class Worker:
     def _fail(self, why: str) -> None:
         self.stop()
         raise WorkerDied(f"{why}{_last_line(self._log)}")
+
+
+def _busy_seconds() -> float:
+    """Of all processors since the system began, those taken by other systems included."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, *rest = map(int, file.readline().split()[1:9])
+        return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _processor_seconds(pid: int) -> float:
+    """That a process has had, all its threads together."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _opened(stream: IO[bytes] | None) -> IO[bytes]:

@@ -12,12 +12,15 @@ from benchmarks.peers.workloads import ONLY_SHOWN
 
 
 def engine_table(workers: Sequence[Worker]) -> Table:
-    """What each engine is, how long it took to start, and the most memory it had."""
+    """What each engine is, how long it took to start, the most memory it had, and how many
+    processors were busy with something else while it worked.
+    """
     table = _table("Engines", "engine")
     table.add_column("weights")
     table.add_column("versions and settings")
     table.add_column("start", justify="right")
     table.add_column("peak memory", justify="right")
+    table.add_column("others busy", justify="right")
     for worker in workers:
         table.add_row(
             worker.name,
@@ -25,6 +28,7 @@ def engine_table(workers: Sequence[Worker]) -> Table:
             ", ".join(f"{name} {value}" for name, value in worker.about.items()),
             f"{worker.start_seconds:.1f} s",
             f"{worker.peak_bytes / 2**20:,.0f} MiB",
+            "-" if worker.busy_elsewhere is None else f"{worker.busy_elsewhere:.1f} CPUs",
         )
     return table
 

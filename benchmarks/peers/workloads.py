@@ -76,7 +76,7 @@ class Writer:
     def turn(self, index: int, num_tokens: int) -> list[int]:
         """A user's turn of a chat, up to where the answer begins."""
         before = "" if index == 0 else "<|im_end|>\n"
-        said = self.tokenizer.decode(self.text(num_tokens - 8, "Please tell me: "))
+        said = self.tokenizer.decode(self.text(num_tokens - 8))
         return self.tokenizer.encode(
             [
                 Piece(f"{before}<|im_start|>user\n", special=True),

@@ -7,11 +7,13 @@ library does none of this by itself: `llama_memory_seq_cp` is called here where 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import platform
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.workers.serving import Answer, Ids, Peer, Unsupported, common_beginning, serve
@@ -37,8 +39,11 @@ class LlamaCpp(Peer):
         self._np: Any = importlib.import_module("numpy")
         lib = self._lib
         lib.llama_backend_init()
+        path, self._kind = Path(options["model"]), options.get("requantise", "")
+        if self._kind:
+            path = self._requantised(path, Path(options["work_dir"]))
         self._model = lib.llama_model_load_from_file(
-            options["model"].encode(), lib.llama_model_default_params()
+            str(path).encode(), lib.llama_model_default_params()
         )
         if not self._model:
             raise RuntimeError("the model cannot be loaded")
@@ -58,6 +63,7 @@ class LlamaCpp(Peer):
         parts = [part.strip() for part in told]
         return {
             "llama-cpp-python": self._lib.__version__,
+            "blocks": self._kind or "the file's",
             "Python": platform.python_version(),
             "with": " ".join(p.removesuffix(" = 1") for p in parts if p.endswith(" = 1")),
         }
@@ -194,6 +200,23 @@ class LlamaCpp(Peer):
             found += totals
         return found
 
+    def _requantised(self, path: Path, folder: Path) -> Path:
+        """The same model in blocks of another kind, made once by the library itself."""
+        made = folder / f"{path.stem}-{self._kind}.gguf"
+        if not made.exists():
+            params = self._lib.llama_model_quantize_default_params()
+            params.ftype = getattr(self._lib, f"LLAMA_FTYPE_MOSTLY_{self._kind}")
+            params.allow_requantize = True
+            params.nthread = 1
+            part = made.with_suffix(".part")
+            status = self._lib.llama_model_quantize(
+                str(path).encode(), str(part).encode(), ctypes.byref(params)
+            )
+            if status:
+                raise RuntimeError(f"llama_model_quantize says {status}")
+            part.rename(made)
+        return made
+
     def _new_context(self, num_sequences: int, num_ids: int, *, unified: bool) -> Any:
         params = self._lib.llama_context_default_params()
         params.n_ctx = num_ids
@@ -303,7 +326,7 @@ class LlamaCpp(Peer):
         return shifted - self._np.log(self._np.exp(shifted).sum())
 
     def _text(self, ids: Ids) -> str:
-        buffer = self._lib.ctypes.create_string_buffer(256)
+        buffer = ctypes.create_string_buffer(256)
         pieces = []
         for token_id in ids:
             size = self._lib.llama_token_to_piece(self._vocab, token_id, buffer, 256, 0, False)

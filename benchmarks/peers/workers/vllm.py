@@ -100,14 +100,14 @@ class Vllm(Peer):
         ]
         found = self._finished(texts[:1], settings[:1]) + self._finished(texts[1:], settings[1:])
         logprobs = {text: each.logprobs[0] for text, each in zip(texts, found, strict=True)}
+
+        def total(prompt: Ids, option: Ids) -> float:
+            behind = [(*prompt, *option[:place]) for place in range(len(option))]
+            parts = [logprobs[text][t].logprob for text, t in zip(behind, option, strict=True)]
+            return float(sum(parts))
+
         return [
-            [
-                sum(
-                    logprobs[(*prompt, *option[:place])][token_id].logprob
-                    for place, token_id in enumerate(option)
-                )
-                for option in each
-            ]
+            [total(prompt, option) for option in each]
             for prompt, each in zip(prompts, options, strict=True)
         ]
 
