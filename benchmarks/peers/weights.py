@@ -51,7 +51,7 @@ def bfloat16_folder(path: Path, work_dir: Path) -> Path:
         "pad_token_id": min(tokenizer.stop_token_ids),
     }
     _write(folder / "generation_config.json", ids)
-    (folder / "tokenizer.json").write_text(tokenizer.serialized, encoding="utf-8")
+    _write(folder / "tokenizer.json", _tokenizer(tokenizer))
     _write(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, config))
     _write(with_origin, origin)
     return folder
@@ -81,6 +81,20 @@ def _config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": config.stop_token_ids[0] if config.stop_token_ids else None,
     }
+
+
+def _tokenizer(tokenizer: LoadedTokenizer) -> dict[str, Any]:
+    """With the decoder that we do not need, and others take the kind of vocabulary from."""
+    told: dict[str, Any] = json.loads(tokenizer.serialized)
+    if "ByteLevel" not in json.dumps(told["pre_tokenizer"]):
+        raise ValueError("only a tokenizer of bytes is written as a folder")
+    told["decoder"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    return told
 
 
 def _tokenizer_config(tokenizer: LoadedTokenizer, config: ModelConfig) -> dict[str, Any]:

@@ -148,11 +148,21 @@ class LlamaCpp(Peer):
                 ids[which].append(token_id)
 
             self._compute(parts, draw)
-            running = [
-                i for i in running if ids[i][-1] not in self._stop_ids and len(ids[i]) < max_tokens
-            ]
+            running = [i for i in running if len(ids[i]) < max_tokens and not self._ends(ids[i])]
             parts = [(sequences[i], ids[i][-1:]) for i in running]
         return [{"text": self._text(each), "num_tokens": len(each)} for each in ids]
+
+    def _ends(self, ids: Ids) -> bool:
+        """Whether an object is complete: its grammar would go on with white space."""
+        if ids[-1] in self._stop_ids:
+            return True
+        if "}" not in self._text(ids[-1:]):
+            return False
+        try:
+            json.loads(self._text(ids))
+        except ValueError:
+            return False
+        return True
 
     def score(self, prompts: Sequence[Ids], options: Sequence[Sequence[Ids]]) -> list[list[float]]:
         """Questions in groups, each in a sequence of its own behind what all share, and another for

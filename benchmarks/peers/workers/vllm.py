@@ -38,6 +38,7 @@ class Vllm(Peer):
             max_model_len=8192,
             max_num_seqs=64,
             enable_prefix_caching=True,
+            structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         )
         self._engine = self._llm.llm_engine
         self._names = map(str, itertools.count())
@@ -72,9 +73,7 @@ class Vllm(Peer):
             self._lib.SamplingParams(
                 temperature=0,
                 max_tokens=max_tokens,
-                structured_outputs=self._params.StructuredOutputsParams(
-                    json=schema, disable_any_whitespace=True
-                ),
+                structured_outputs=self._params.StructuredOutputsParams(json=schema),
             )
             for _ in prompts
         ]
