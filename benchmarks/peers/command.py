@@ -19,8 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             say=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
         )
         try:
-            bench.run(args.workloads, args.rounds)
+            with _interruptible():
+                bench.run(args.workloads, args.rounds)
         except KeyboardInterrupt:
             console.print("interrupted: the figures are of what was done until then")
     finally:
@@ -182,6 +185,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         told = {"title": title, "absent": absent, **as_dict(bench.results, workers)}
         args.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Both signals by which a long run is ended are a KeyboardInterrupt, in the background too."""
+    signals = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(each, signal.default_int_handler) for each in signals]
+    try:
+        yield
+    finally:
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
 
 
 def report(console: Console, results: Results, workers: Sequence[Worker], title: str) -> None:

@@ -76,6 +76,7 @@ class Bench:
         self._say = say
         self.results = Results()
         self._rows: dict[tuple[str, str], Row] = {}
+        self._dead: set[str] = set()
 
     def run(self, names: Sequence[str], num_rounds: int) -> Results:
         """All rounds, behind a small one that is not counted. Those that die are left out."""
@@ -119,7 +120,7 @@ class Bench:
     ) -> Mapping[str, Any] | None:
         """The answer if it is a right one; its figures are noted unless this is the warm-up."""
         key = workload.name, worker.name
-        if key in self.results.remarks:
+        if key in self.results.remarks or worker.name in self._dead:
             return None
         try:
             answer = worker.ask(task, self._timeout)
@@ -130,6 +131,8 @@ class Bench:
                 raise ValueError(answer["error"])
             figures = workload.figures(dict(task), answer)
         except (WorkerDied, ValueError) as error:
+            if isinstance(error, WorkerDied):
+                self._dead.add(worker.name)
             self.results.remarks[key] = str(error)
             self._say(f"{workload.name}, {worker.name}: {error}")
             return None

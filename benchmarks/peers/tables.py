@@ -51,7 +51,10 @@ def figure_table(results: Results, workers: Sequence[Worker], title: str) -> Tab
 
 
 def ratio_table(results: Results, workers: Sequence[Worker]) -> Table | None:
-    """How many times as fast ours are as peers with the same weights; None if there are none."""
+    """How many times as fast ours are as peers that read the same weights; None if there are none.
+
+    Some make other blocks of them, or round more: `alike_table` shows how far they agree.
+    """
     pairs = [
         (ours.name, peer.name)
         for peer in workers
@@ -62,7 +65,9 @@ def ratio_table(results: Results, workers: Sequence[Worker]) -> Table | None:
     ]
     if not pairs:
         return None
-    table = _table("Times as fast, on the same weights (above 1: ours is faster)", "workload")
+    table = _table(
+        "Times as fast, from the same file or folder (above 1: ours is faster)", "workload"
+    )
     table.add_column("figure", no_wrap=True)
     for ours, theirs in pairs:
         table.add_column(f"{ours}\nbeside {theirs}", justify="right")

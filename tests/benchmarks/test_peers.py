@@ -6,6 +6,7 @@ No peer is installed here; ours runs on a tiny model.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -175,6 +176,7 @@ def test_engines_take_turns_and_failures_are_told(scripted: Any) -> None:
     assert len(by_figure["select", "all"]["ours-good"]) == 3
     assert "3 of 3 were asked for" in results.remarks["batch", "bad"]
     assert results.remarks["select", "bad"] == "its process died: it fell over"
+    assert ("json", "bad") not in results.remarks  # said once
     assert results.remarks["json", "ours-good"].startswith("not supported")
     assert results.alike["batch", "ours-good"] == (27, 27)
     # the warm-up of each, then the rounds, for which the order turns
@@ -228,6 +230,27 @@ def test_arguments_are_checked(
     with pytest.raises(SystemExit):
         command.parse(arguments.split())
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.model
+def test_an_interrupt_leaves_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def ask(self: Worker, task: Any, timeout: float) -> Any:
+        asked.append(task)
+        if len(asked) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return {"seconds": 2.0, "ids": [[1] * 3] * 3}
+
+    monkeypatch.setattr(Worker, "start", lambda self, timeout: None)
+    monkeypatch.setattr(Worker, "ask", ask)
+    command.main(f"--tiny --rounds 5 --ours packed --workloads batch --work-dir {tmp_path}".split())
+    printed = capsys.readouterr().out
+    assert "interrupted" in printed
+    assert "all tokens" in printed
+    assert len(asked) == 3  # the warm-up, a whole round, and the one that was cut off
 
 
 @pytest.mark.model
