@@ -1,14 +1,16 @@
 """Parts no text of which may come twice: the items of a unique array, undeclared names.
 
 The texts that came are remembered in `Where.seen`, and the next part is its term less these. Where
-a language has fewer texts than might be demanded of it, each of its texts becomes a part of its own
-with a counter of at most one, so that whether enough are left is a matter of counters; any other
-language cannot run out before all that is needed has come.
+a language has fewer texts than might be demanded of it, or is finite and may be used up by members
+of which nothing is demanded, each of its texts becomes a part of its own with a counter of at most
+one, so that whether enough are left is a matter of counters; any other language cannot run out
+before all that is needed has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -33,7 +35,7 @@ def distinct_items(shape: Items[Term], store: TermStore) -> Items[Term]:
         )
     demand = shape.min_items + sum(each.low for each in shape.counters) + len(shape.prefix)
     values = [part.value for parts in places for part in parts]
-    scarce = _scarce_texts(values, demand, store)
+    scarce = _scarce_texts(dict.fromkeys(values, demand), store)
     if not scarce:
         return shape
     first = len(shape.counters)
@@ -45,7 +47,11 @@ def distinct_items(shape: Items[Term], store: TermStore) -> Items[Term]:
 def distinct_names(shape: Members[Term], store: TermStore) -> Members[Term]:
     """The object, its scarce names counted one by one."""
     demand = shape.min_members + sum(each.low for each in shape.counters)
-    scarce = _scarce_texts([each.name for each in shape.names], demand, store)
+    demands: dict[Term, int] = {}
+    for each in shape.names:
+        may_run_out = _is_wasted(each, shape, store) and not _is_endless(each.name, store)
+        demands[each.name] = sys.maxsize if may_run_out else demands.get(each.name, demand)
+    scarce = _scarce_texts(demands, store)
     if not scarce:
         return shape
     first = len(shape.counters)
@@ -61,17 +67,31 @@ def distinct_names(shape: Members[Term], store: TermStore) -> Members[Term]:
     return replace(shape, names=tuple(names), counters=counters)
 
 
-def _scarce_texts(values: Iterable[Term], demand: int, store: TermStore) -> list[bytes]:
-    """All texts of the languages that have no more than `demand`.
+def _is_wasted(names: Names[Term], shape: Members[Term], store: TermStore) -> bool:
+    """Whether names that something is demanded of may go to members of which it is not."""
+    lacking = {index for index, each in enumerate(shape.counters) if each.low}
+    useful = {index for part in names.parts for index in part.counters if index in lacking}
+    return any(
+        not useful.issubset(part.counters)
+        for each in shape.names
+        for part in each.parts
+        if each is names or not store.is_empty(store.both(each.name, names.name))
+    )
+
+
+def _scarce_texts(demands: Mapping[Term, int], store: TermStore) -> list[bytes]:
+    """All texts of the languages that have no more than is demanded of them.
 
     What is left of a language without the scarce texts of others is a language too.
     """
     scarce: dict[bytes, None] = {}
-    plentiful = list(dict.fromkeys(values))
+    plentiful = list(demands)
     num_known = -1
     while num_known < len(scarce):
         num_known = len(scarce)
-        plentiful = [each for each in plentiful if not _add_scarce(each, scarce, demand, store)]
+        plentiful = [
+            each for each in plentiful if not _add_scarce(each, scarce, demands[each], store)
+        ]
     return list(scarce)
 
 

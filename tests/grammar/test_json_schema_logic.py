@@ -564,3 +564,29 @@ def test_many_branches_with_an_optional_discriminator_are_told_apart() -> None:
 def test_cases_that_multiply_are_refused(schema: Any) -> None:
     with pytest.raises(GrammarTooComplex):
         compiler.compile_json_schema(schema)
+
+
+@pytest.mark.parametrize("machine", ["auto", "python"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"propertyNames": {"enum": ["y", "ac"]}, "additionalProperties": {"enum": [1, 2]}},
+        {"propertyNames": {"pattern": "^(y|ac)$"}, "additionalProperties": {"enum": [1, 2]}},
+        {"patternProperties": {"^(y|ac)$": {"enum": [1, 2]}}, "additionalProperties": False},
+    ],
+)
+def test_the_last_name_is_kept_for_what_is_still_demanded(
+    names: dict[str, Any], machine: Any
+) -> None:
+    schema = {"type": "object", **names, "not": {"additionalProperties": {"const": 1}}}
+    if "patternProperties" in names:
+        schema["not"] = {"patternProperties": {"": {"const": 1}}}
+    own = GrammarCompiler(byte_vocabulary(), machine=machine)
+    grammar = own.compile_json_schema(json.dumps(schema))
+    assert accepts(grammar, '{"y":1,"ac":2}')
+    assert accepts(grammar, '{"ac":2}')
+    assert not accepts(grammar, '{"y":1}')
+    matcher = grammar.matcher()
+    for byte in b'{"y":1,"ac":':
+        assert matcher.accept(byte)
+    assert allowed(matcher, own.vocabulary) == [ord("2")]

@@ -274,6 +274,19 @@ def test_a_shape_has_exactly_the_texts_of_its_definition(shape: Shape) -> None:
         assert store.min_bytes(term) > LONGEST
 
 
+def test_names_that_may_be_used_up_in_vain_are_counted() -> None:
+    store = new_store()
+    names = Names(value_term(store, (b"ac", b"y")), (Part((b"1",)), Part((b"2", b"21"), (0,))))
+    shape = Members(
+        punctuation=punctuation(store),
+        members=(),
+        names=(names,),
+        counters=(Counter(1),),
+        has_distinct_names=True,
+    )
+    assert texts_of(store, term_of(store, shape)) == all_texts(store, shape)
+
+
 @settings(max_examples=100, deadline=None)
 @given(shape=st.one_of(arrays(), objects()), known=st.permutations(VALUES), num=st.integers(0, 5))
 def test_the_cheapest_text_is_known_before_there_are_terms(
