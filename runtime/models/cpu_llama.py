@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,8 @@ class CpuLlama:
             )
         # What the kernels have the addresses of.
         self._vectors, self._linears = packer.vectors, packer.linears
-        self._step = self._made(torch.get_num_threads())
+        self._num_threads = torch.get_num_threads()
+        self._step = self._made(self._num_threads)
 
     @staticmethod
     def refusal(config: ModelConfig, dtype: torch.dtype) -> str | None:
@@ -101,43 +102,39 @@ class CpuLlama:
         vectors = sum(vector.nbytes for vector in self._vectors)
         return vectors + sum(linear.num_bytes for linear in self._linears)
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Logits of `batch.logit_rows` [R, vocab_rows] float32; keys and values go into `kv`.
 
         Raises ValueError for a batch that reaches outside the pool, the vocabulary or itself.
         """
         num_threads = torch.get_num_threads()
-        if num_threads != self._step.num_threads:
-            self._step = self._made(num_threads)
-        num_logits = len(batch.logit_rows)
+        if num_threads != self._num_threads:
+            self._step, self._num_threads = self._made(num_threads), num_threads
+        num_logits, num_sequences = batch.logit_rows.shape[0], batch.num_sequences
         logits = torch.empty(num_logits, self.config.vocab_rows)
+        # One array, since every small one costs as much as a hundredth of a step.
         tables = [
             table[: -(-length // kv.page_size)]
             for table, length in zip(batch.page_tables, batch.context_lengths, strict=True)
         ]
-        pages = np.fromiter(chain.from_iterable(tables), np.int64)
-        first_pages = np.cumsum([0, *map(len, tables)], dtype=np.int64)
-        query_starts = np.array(batch.query_starts, np.int64)
-        context_lengths = np.array(batch.context_lengths, np.int64)
+        first_pages = accumulate(map(len, tables), initial=0)
+        numbers = [*batch.query_starts, *batch.context_lengths, *first_pages]
+        for table in tables:
+            numbers += table
+        sequences = np.array(numbers, np.int64)
         cosines, sines = self._rotary.tables(max(batch.context_lengths))
         self._step.forward(
-            {
-                "num_rows": batch.num_tokens,
-                "num_sequences": batch.num_sequences,
-                "num_logits": num_logits,
-                "num_positions": len(cosines),
-                "token_ids": batch.token_ids.data_ptr(),
-                "positions": batch.positions.data_ptr(),
-                "slots": batch.slots.data_ptr(),
-                "query_starts": query_starts.ctypes.data,
-                "context_lengths": context_lengths.ctypes.data,
-                "pages": pages.ctypes.data,
-                "first_pages": first_pages.ctypes.data,
-                "logit_rows": batch.logit_rows.data_ptr(),
-                "cosines": cosines.data_ptr(),
-                "sines": sines.data_ptr(),
-            },
+            batch.num_tokens,
+            num_sequences,
+            num_logits,
+            cosines.shape[0],
+            batch.token_ids.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slots.data_ptr(),
+            batch.logit_rows.data_ptr(),
+            sequences,
+            cosines.data_ptr(),
+            sines.data_ptr(),
             kv.memory.data_ptr(),
             kv.num_pages,
             kv.page_size,

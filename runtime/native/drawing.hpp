@@ -32,6 +32,8 @@ class Drawer {
 public:
     Drawer(const Kernels& kernels, int num_threads, int64_t vocab_size);
 
+    int64_t vocab_size() const { return vocab_size_; }
+
     void draw(const Row* rows, int64_t count, Drawn* out);
 
 private:

@@ -1,6 +1,7 @@
 // The kernels as Python sees them. Addresses are integers: whoever hands them over keeps what lies
 // there alive, and contiguous.
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -110,51 +111,78 @@ std::unique_ptr<Llama> make_llama(const std::string& kernels, int num_threads, i
     return std::make_unique<Llama>(shape, kernels_named(kernels), num_threads);
 }
 
-void forward(Llama& self, const py::dict& batch, std::uintptr_t pages, int64_t num_pages,
-             int64_t page_size, bool is_bf16, std::uintptr_t logits) {
-    const auto number = [&](const char* name) { return batch[name].cast<int64_t>(); };
-    const auto numbers = [&](const char* name) {
-        return at<const int64_t>(batch[name].cast<std::uintptr_t>());
-    };
-    const auto table = [&](const char* name) {
-        return at<const float>(batch[name].cast<std::uintptr_t>());
-    };
-    const Batch step{number("num_rows"),       number("num_sequences"), number("num_logits"),
-                     number("num_positions"),  numbers("token_ids"),    numbers("positions"),
-                     numbers("slots"),         numbers("query_starts"), numbers("context_lengths"),
-                     numbers("pages"),         numbers("first_pages"),  numbers("logit_rows"),
-                     table("cosines"),         table("sines")};
+// `sequences` is, one after the other: where the rows of each begin [S + 1], the lengths of their
+// contexts [S], where the pages of each begin [S + 1], and these pages.
+void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_logits,
+             int64_t num_positions, std::uintptr_t token_ids, std::uintptr_t positions,
+             std::uintptr_t slots, std::uintptr_t logit_rows,
+             const py::array_t<int64_t, py::array::c_style>& sequences, std::uintptr_t cosines,
+             std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages, int64_t page_size,
+             bool is_bf16, std::uintptr_t logits) {
+    const int64_t* const query_starts = sequences.data();
+    const int64_t num_before = 3 * num_sequences + 2;
+    if (num_sequences < 0 || sequences.size() < num_before ||
+        sequences.size() < num_before + query_starts[num_before - 1]) {
+        throw std::invalid_argument("a batch with fewer numbers than its sequences have");
+    }
+    const int64_t* const lengths = query_starts + num_sequences + 1;
+    const int64_t* const first_pages = lengths + num_sequences;
+    const Batch step{num_rows,
+                     num_sequences,
+                     num_logits,
+                     num_positions,
+                     at<const int64_t>(token_ids),
+                     at<const int64_t>(positions),
+                     at<const int64_t>(slots),
+                     query_starts,
+                     lengths,
+                     first_pages + num_sequences + 1,
+                     first_pages,
+                     at<const int64_t>(logit_rows),
+                     at<const float>(cosines),
+                     at<const float>(sines)};
     const py::gil_scoped_release release;
     self.forward(step, {at<uint8_t>(pages), num_pages, page_size, is_bf16}, at<float>(logits));
 }
 
-// A token for each of `count` rows, and its peak: those are told of in arrays, a number for each.
-void draw(Drawer& self, int64_t count, std::uintptr_t logits, int64_t step, std::uintptr_t masks,
-          std::uintptr_t suppressed, std::uintptr_t first_suppressed, std::uintptr_t top_k,
-          std::uintptr_t numbers, std::uintptr_t token_ids, std::uintptr_t peaks) {
-    const py::gil_scoped_release release;
-    std::vector<Row> rows(static_cast<std::size_t>(count));
-    std::vector<Drawn> drawn(static_cast<std::size_t>(count));
-    const auto* first = at<const int64_t>(first_suppressed);
-    const auto* number = at<const double>(numbers);  // [count][4]
-    for (int64_t i = 0; i < count; ++i, number += 4) {
-        rows[static_cast<std::size_t>(i)] = {
-            at<const float>(logits) + i * step,
-            at<const uint8_t>(at<const std::uintptr_t>(masks)[i]),
-            at<const int64_t>(suppressed) + first[i],
-            first[i + 1] - first[i],
-            number[0],
-            number[1],
-            number[2],
-            at<const int64_t>(top_k)[i],
-            number[3],
-        };
+// A token for each row, and its peak. A row is (mask or None, suppressed ids, temperature, top_p,
+// min_p, top_k, uniform).
+py::list draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told) {
+    const std::size_t count = told.size();
+    std::vector<Row> rows(count);
+    std::vector<Drawn> drawn(count);
+    std::vector<py::array_t<bool, py::array::c_style | py::array::forcecast>> masks;
+    std::vector<std::vector<int64_t>> suppressed(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        const auto row = told[i].cast<py::tuple>();
+        const uint8_t* mask = nullptr;
+        if (!row[0].is_none()) {
+            masks.push_back(row[0].cast<decltype(masks)::value_type>());
+            if (masks.back().size() < self.vocab_size()) {
+                throw std::invalid_argument("a mask that is shorter than the vocabulary");
+            }
+            mask = reinterpret_cast<const uint8_t*>(masks.back().data());
+        }
+        for (const auto& token : row[1].cast<py::tuple>()) {
+            suppressed[i].push_back(token.cast<int64_t>());
+        }
+        rows[i] = {at<const float>(logits) + static_cast<int64_t>(i) * step,
+                   mask,
+                   suppressed[i].data(),
+                   static_cast<int64_t>(suppressed[i].size()),
+                   row[2].cast<double>(),
+                   row[3].cast<double>(),
+                   row[4].cast<double>(),
+                   row[5].cast<int64_t>(),
+                   row[6].cast<double>()};
     }
-    self.draw(rows.data(), count, drawn.data());
-    for (int64_t i = 0; i < count; ++i) {
-        at<int64_t>(token_ids)[i] = drawn[static_cast<std::size_t>(i)].token_id;
-        at<float>(peaks)[i] = drawn[static_cast<std::size_t>(i)].peak;
+    {
+        const py::gil_scoped_release release;
+        self.draw(rows.data(), static_cast<int64_t>(count), drawn.data());
     }
+    py::list answers;
+    for (const Drawn& each : drawn) answers.append(py::make_tuple(each.token_id, each.peak));
+    return answers;
 }
 
 }  // namespace

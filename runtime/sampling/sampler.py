@@ -100,7 +100,9 @@ class Sampler:
             raise ValueError(
                 f"logits must be of shape {(num_rows, self.vocab_rows)}, got {tuple(logits.shape)}"
             )
-        return logits[:, : self.vocab_size].float()
+        if self.vocab_size < self.vocab_rows:
+            logits = logits[:, : self.vocab_size]
+        return logits.float()
 
     def _fault(self, row: SamplingRow) -> str | None:
         """What makes it impossible to honour `row`, whatever its logits are."""

@@ -104,6 +104,11 @@ class Worker:
         self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
     ) -> list[SampledToken | PalmetteError]:
         """The next token of each from a row of logits [S, vocab_rows]."""
+        return self._drawn(sequences, logits)
+
+    def _drawn(
+        self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
+    ) -> list[SampledToken | PalmetteError]:
         return [*self.sampler.sample(logits, list(map(self._sampling_row, sequences)))]
 
     def _carry_out(self, move: Move) -> None:
@@ -163,7 +168,7 @@ class Worker:
             sequences.append(sequence)
         if len(drawing) != len(logits):
             logits = logits[torch.tensor([row for _, row in drawing], device=logits.device)]
-        for (index, _), token in zip(drawing, self.draw(sequences, logits), strict=True):
+        for (index, _), token in zip(drawing, self._drawn(sequences, logits), strict=True):
             outcomes[index].take(token)
 
     def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:

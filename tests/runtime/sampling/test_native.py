@@ -68,7 +68,10 @@ def test_they_are_those_by_torch(
 ) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     rng = np.random.default_rng(vocab_size)
-    sampler = Sampler(vocab_size=vocab_size, vocab_rows=vocab_rows)
+    samplers = []
+    for name in ("torch", *NAMES):
+        monkeypatch.setenv("PALMETTE_KERNELS", name)
+        samplers.append(Sampler(vocab_size=vocab_size, vocab_rows=vocab_rows))
     for round_number in range(6):
         logits = logits_of(kind, vocab_rows, generator)
         before = logits.clone()
@@ -82,10 +85,8 @@ def test_they_are_those_by_torch(
             if (index + round_number) % 4 == 0:
                 options["suppressed"] = (2, 3, vocab_size + 5)
             rows.append(SamplingRow(params=params, seed=index, position=round_number, **options))
-        monkeypatch.setenv("PALMETTE_KERNELS", "torch")
-        expected = sampled(sampler, logits, rows)
-        for name in NAMES:
-            monkeypatch.setenv("PALMETTE_KERNELS", name)
+        expected = sampled(samplers[0], logits, rows)
+        for sampler in samplers[1:]:
             assert sampled(sampler, logits, rows) == expected
         assert torch.equal(logits, before)
 
