@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +24,8 @@ class KVPool:
     for 32 sequences of 128 tokens.)
 
     The pool starts as zeros and a freed page keeps its content, which is finite, so that places
-    that attention masks out never turn into NaN.
+    that attention masks out never turn into NaN. On a CPU the system gives memory to a page when it
+    is first written.
     """
 
     def __init__(
@@ -44,8 +47,8 @@ class KVPool:
         self.dtype = dtype
         shape = (num_layers, 2, num_kv_heads, num_pages, page_size, head_dim)
         try:
-            self._pages = torch.zeros(shape, dtype=dtype, device=device)
-        except (RuntimeError, MemoryError) as error:
+            self._pages = _zeros(shape, dtype, torch.device(device))
+        except (RuntimeError, MemoryError, OSError, OverflowError) as error:
             num_bytes = math.prod(shape) * dtype.itemsize
             raise InvalidRequest(
                 f"a KV pool of {num_pages} pages of {page_size} tokens takes {num_bytes} bytes, "
@@ -168,3 +171,12 @@ class PageReader:
             tokens = self._buffer
         heads: torch.Tensor = tokens.view(2, kv.num_kv_heads, -1, kv.head_dim)
         return heads
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on a CPU in memory that nothing has touched yet."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or sys.platform == "win32" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
