@@ -48,9 +48,10 @@ def distinct_names(shape: Members[Term], store: TermStore) -> Members[Term]:
     """The object, its scarce names counted one by one."""
     demand = shape.min_members + sum(each.low for each in shape.counters)
     demands: dict[Term, int] = {}
+    most = sys.maxsize if shape.max_members is None else max(demand, shape.max_members)
     for each in shape.names:
         may_run_out = _is_wasted(each, shape, store) and not _is_endless(each.name, store)
-        demands[each.name] = sys.maxsize if may_run_out else demands.get(each.name, demand)
+        demands[each.name] = most if may_run_out else demands.get(each.name, demand)
     scarce = _scarce_texts(demands, store)
     if not scarce:
         return shape

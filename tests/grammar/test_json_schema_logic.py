@@ -590,3 +590,16 @@ def test_the_last_name_is_kept_for_what_is_still_demanded(
     for byte in b'{"y":1,"ac":':
         assert matcher.accept(byte)
     assert allowed(matcher, own.vocabulary) == [ord("2")]
+
+
+def test_many_names_run_out_only_where_as_many_members_may_come() -> None:
+    schema = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[a-z]{4}$"},
+        "not": {"additionalProperties": {"const": 1}},
+    }
+    with pytest.raises(GrammarTooComplex, match="more than 500 texts of which none may come twice"):
+        compiler.compile_json_schema(json.dumps(schema))
+    grammar = compiler.compile_json_schema(json.dumps({**schema, "maxProperties": 400}))
+    assert accepts(grammar, '{"abcd":1,"abce":2}')
+    assert not accepts(grammar, '{"abcd":1,"abce":1}')
