@@ -268,6 +268,16 @@ std::shared_ptr<const Body> MaskBuilder::walk_body(Term* head) {
     return body;
 }
 
+template <class Visit>
+void MaskBuilder::for_each_child(NodeIndex node, Term* term, Visit visit) {
+    for (const Pair& pair : store_.parts(term)) {
+        pair.bits.for_each([&](std::uint8_t byte) {
+            const NodeIndex child = vocabulary_.child(node, byte);
+            if (child) visit(child, pair.after, byte);
+        });
+    }
+}
+
 // The body of `base`, less the ends at which a word excluded from `head` is complete.
 std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base, Term* excluded) {
     const auto known = body_of(base);
@@ -287,13 +297,9 @@ std::shared_ptr<const Body> MaskBuilder::narrow_body(Term* head, Term* base, Ter
         if (here->nullable && !is_complete(node) && body->drop_exit(node)) {
             vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
         }
-        for (const Pair& pair : store_.parts(here)) {
-            Term* after = pair.after;
-            pair.bits.for_each([&, node = node](std::uint8_t byte) {
-                const NodeIndex child = vocabulary_.child(node, byte);
-                if (child) pending.emplace_back(child, after);
-            });
-        }
+        for_each_child(node, here, [&](NodeIndex child, Term* after, std::uint8_t) {
+            pending.emplace_back(child, after);
+        });
     }
     body->inside = known->inside.without(std::move(lost));
     return body;
@@ -307,15 +313,8 @@ std::shared_ptr<const Body> MaskBuilder::counted_body(Term* head, Term* base, Co
     vocabulary_.for_each_longer_token(most, [&](Token token) {
         if (!automaton_.step(head, vocabulary_.bytes_of(token))) lost.push_back(token);
     });
-    return body_less(head, base, std::move(lost));
-}
-
-// The body of `base` less the ends at which `head` is not complete, and less `lost`.
-std::shared_ptr<const Body> MaskBuilder::body_less(Term* head, Term* base,
-                                                   std::vector<Token> lost) {
     const auto known = body_of(base);
     auto body = std::make_shared<Body>();
-    automaton_.enter(head);
     for (NodeIndex node : known->exits) {
         if (automaton_.accepts(head, vocabulary_.path(node))) {
             body->exits.push_back(node);
@@ -348,13 +347,10 @@ std::shared_ptr<const Body> MaskBuilder::body_without(Term* head, Term* base, Te
             vocabulary_.for_each_token_at(node, [&](Token token) { lost.push_back(token); });
         }
         if (!here->nullable) body->drop_exit(node);
-        for (const Pair& pair : store_.parts(word)) {
-            Term* after = pair.after;
-            pair.bits.for_each([&, node = node, here = here](std::uint8_t byte) {
-                const NodeIndex child = vocabulary_.child(node, byte);
-                if (child) pending.push_back({child, after, store_.after(here, byte)});
-            });
-        }
+        for_each_child(node, word, [&, here = here](NodeIndex child, Term* after,
+                                                    std::uint8_t byte) {
+            pending.push_back({child, after, store_.after(here, byte)});
+        });
     }
     body->inside = known->inside.without(std::move(lost));
     return body;

@@ -101,9 +101,11 @@ class MaskBuilder {
     std::shared_ptr<const Body> walk_body(Term* head);
     std::shared_ptr<const Body> narrow_body(Term* head, Term* base, Term* excluded);
     std::shared_ptr<const Body> counted_body(Term* head, Term* base, Count most);
-    std::shared_ptr<const Body> body_less(Term* head, Term* base, std::vector<Token> lost);
     std::shared_ptr<const Body> body_without(Term* head, Term* base, Term* words);
     void order_exits(Body& body) const;
+    // Call `visit(child, after, byte)` for each child of a node that a byte of the term leads to.
+    template <class Visit>
+    void for_each_child(NodeIndex node, Term* term, Visit visit);
 
     const Vocabulary& vocabulary_;
     Automaton& automaton_;

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,25 +24,25 @@ class Unsupported(Exception):
     """The library has no such thing."""
 
 
-class Peer:
+class Peer(ABC):
     """An engine with a model loaded. Everything is greedy, and no text ends before its length."""
 
     weights = ""  # "packed": the GGUF file; "bf16": the folder
 
     def about(self) -> dict[str, str]:
         """Versions and settings, for the reader of the figures."""
-        raise NotImplementedError
+        return {}
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027 (nothing to do where a library cannot)
         """Forget cached prefixes, where the library can; texts differ between tasks anyway."""
 
+    @abstractmethod
     def stream(self, prompt: Ids, num_tokens: int) -> tuple[list[int], float]:
         """The ids that follow one prompt, and the seconds until the first of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def generate(self, prompts: Sequence[Ids], num_tokens: int) -> list[list[int]]:
         """`num_tokens` ids behind each prompt, all at once."""
-        raise NotImplementedError
 
     def fill_in(self, prompts: Sequence[Ids], schema: Any, max_tokens: int) -> list[Answer]:
         """JSON valid under the schema behind each prompt, all at once: `text` and `num_tokens`."""
