@@ -93,6 +93,7 @@ def pool_of(loaded: LoadedModel, loads: Sequence[Load]) -> KVPool:
         num_pages=max(load.num_sequences * load.pages_each for load in loads),
         page_size=PAGE_SIZE,
         dtype=loaded.dtype,
+        pages_first=loaded.kernels != "torch",
     )
     pool.memory.normal_(0, 0.1)
     return pool

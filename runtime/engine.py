@@ -221,6 +221,7 @@ class Engine:
             page_size=page_size,
             dtype=loaded.dtype,
             device=config.model.device,
+            pages_first=loaded.kernels != "torch",
         )
         vocab_size = min(tokenizer.vocab_size, model_config.vocab_rows)
         cache = config.cache

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from palmette.errors import InvalidRequest
+from palmette.runtime.memory import mapped
 
 _VARIABLE = "PALMETTE_KERNELS"
 TILE = 16  # outputs that are multiplied together
@@ -76,14 +77,16 @@ def _kernels_for(dtype: torch.dtype, chosen: str) -> str | None:
             )
         names = names[: names.index(chosen) + 1]
     if dtype == torch.float32:
-        names = [name for name in names if extension().takes(name, Format.BFLOAT16) == "float32"]
+        names = [
+            name for name in names if extension().takes(name, True, Format.BFLOAT16) == "float32"
+        ]
     return names[-1]
 
 
 def multiplies_bfloat16() -> bool:
     """Whether there are kernels that multiply bfloat16 as such."""
     name = kernels_for(torch.bfloat16)
-    return name is not None and extension().takes(name, Format.BFLOAT16) == "bfloat16"
+    return name is not None and extension().takes(name, False, Format.BFLOAT16) == "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,29 @@ class Blocks:
         return len(self.rows)
 
 
+class WeightMemory:
+    """Memory for the weights of a model, one behind the other in large pages.
+
+    A step reads them all: in pages of 4 KiB it looks up thousands of addresses.
+    """
+
+    def __init__(self, piece: int = 32 << 20) -> None:
+        """`piece`: the bytes that are asked of the system at once; untouched, they take none."""
+        self._piece = piece
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """uint8 [num_bytes], from a multiple of 64 on."""
+        taken = -(-num_bytes // 64) * 64
+        if taken > len(self._free):
+            memory = mapped(max(taken, self._piece), in_large_pages=True)
+            self._free = torch.frombuffer(memory, dtype=torch.uint8)
+        found, self._free = self._free[:num_bytes], self._free[taken:]
+        return found
+
+
 class PackedLinear:
-    """A weight in tiles of 16 outputs, in memory of its own."""
+    """A weight in tiles of 16 outputs."""
 
     def __init__(
         self,
@@ -108,12 +132,13 @@ class PackedLinear:
         dtype: torch.dtype,
         biases: Sequence[torch.Tensor] = (),
         interleaved: bool = False,
+        memory: WeightMemory | None = None,
     ) -> None:
         """The map whose outputs are those of all `parts`, one after the other.
 
         Parts are weights [n, num_inputs] in a float type, which are kept in `dtype`, or blocks of
-        one kind, which stay as they are. `interleaved`: 16 outputs of each part in turn. Raises
-        ValueError for shapes that cannot be cut into tiles.
+        one kind, which stay as they are. `interleaved`: 16 outputs of each part in turn. It lies in
+        `memory`, or by itself. Raises ValueError for shapes that cannot be cut into tiles.
         """
         native = extension()
         num_outputs = sum(map(len, parts))
@@ -137,7 +162,7 @@ class PackedLinear:
         order = np.ascontiguousarray(order)
         num_bytes = num_outputs // TILE * native.tile_bytes(self.format, num_inputs)
         self.num_outputs = num_outputs
-        self.weight = torch.empty(num_bytes, dtype=torch.uint8)
+        self.weight = (memory or WeightMemory(num_bytes)).take(num_bytes)
         native.pack(
             source,
             rows.data_ptr(),

@@ -16,6 +16,7 @@ from palmette.runtime.kernels.cpu import (
     TILE,
     Blocks,
     PackedLinear,
+    WeightMemory,
     extension,
     kernels_for,
 )
@@ -34,8 +35,9 @@ class CpuLlama:
     Each output of a product is summed in the order of the inputs, and a row of attention over its
     keys in their order, 64 from a multiple of 64 on together: what stands beside a row in a batch,
     chunks and threads change no bit of it. Weights in GGUF's blocks of 4 and 8 bits stay what they
-    are, all others are kept in `dtype`. With the kernels for bfloat16, what goes into a product
-    with weights of bfloat16 or 4 bits is rounded to it; all else is float32.
+    are, all others are kept in `dtype`. In bfloat16, what goes into a product with weights of 4 bits
+    is rounded to 8, each 32 inputs with a scale of their own, and with the kernels for bfloat16 what
+    is multiplied with such weights is rounded to it. All else is float32.
     """
 
     is_batch_invariant = True
@@ -122,6 +124,7 @@ class CpuLlama:
         for table in tables:
             numbers += table
         sequences = np.array(numbers, np.int64)
+        layer_step, _, head_step, page_step = kv.memory.stride()[:4]
         cosines, sines = self._rotary.tables(max(batch.context_lengths))
         self._step.forward(
             batch.num_tokens,
@@ -138,6 +141,9 @@ class CpuLlama:
             kv.memory.data_ptr(),
             kv.num_pages,
             kv.page_size,
+            layer_step,
+            head_step,
+            page_step,
             kv.dtype == torch.bfloat16,
             logits.data_ptr(),
         )
@@ -147,6 +153,7 @@ class CpuLlama:
         config = self.config
         step = extension().Llama(
             self.kernels,
+            self.dtype == torch.float32,
             num_threads,
             config.hidden_size,
             config.intermediate_size,
@@ -176,6 +183,7 @@ class _Packer:
         self._read = read
         self._blocks = blocks
         self._dtype = dtype
+        self._memory = WeightMemory()
 
     def layer(self, index: int) -> tuple[Any, ...]:
         """The arguments that add a layer to a step."""
@@ -206,6 +214,7 @@ class _Packer:
             dtype=self._dtype,
             biases=[self._read(name) for name in biases],
             interleaved=interleaved,
+            memory=self._memory,
         )
         self.linears.append(linear)
         return linear.handle

@@ -11,7 +11,8 @@ namespace palmette {
 enum class Format : int32_t {
     f32 = 0,   // [K][16] float
     bf16 = 1,  // [K / 2][16][2] bfloat16
-    q4 = 2,    // for each 32 inputs: [16] half scales, [16] half offsets, [4][16] words of 8 nibbles
+    q4 = 2,    // for each 32 inputs: [16] half scales, [16] half offsets, [4][16] words of 8 nibbles:
+               // the low ones of its bytes are the first four inputs
     q8 = 3,    // for each 32 inputs: [16] half scales, [8][16] words of 4 signed bytes
 };
 
@@ -48,12 +49,13 @@ struct Span {
 
 struct Heads {
     int64_t num_heads, num_kv_heads, dim;
-    int64_t page_size, num_pages;
-    bool is_bf16;    // the pages
+    int64_t page_size;
+    int64_t head_step, page_step;  // from one head of keys, and one page, to the next, in numbers
+    bool is_bf16;                  // the pages
 };
 
 // Query heads that go through the keys together; more of one head of keys are not supported.
-constexpr int64_t kMaxQueriesTogether = 24;
+constexpr int64_t kMaxQueriesTogether = 48;
 constexpr int64_t kMaxHeadDim = 256;  // and a multiple of 16
 
 // Keys whose sums are made by themselves, from a multiple of it on, and joined with those before: so
@@ -69,26 +71,42 @@ enum class Input : int32_t {
     f32 = 0,
     bf16 = 1,
     i16 = 2,  // of each 32 numbers the largest is 32,767 times their scale
+    i8 = 3,   // of each 32 numbers the largest is 127 times their scale
 };
 
-constexpr int64_t size_of(Input input) { return input == Input::f32 ? 4 : 2; }
+constexpr int64_t size_of(Input input) {
+    return input == Input::f32 ? 4 : input == Input::i8 ? 1 : 2;
+}
+
+struct Rows {
+    const void* x;  // [rows][ldx]
+    int64_t ldx;
+    Input input;
+    // For each row [k / 32]: of i16, the scales of its blocks; of i8, twice as many: their scales,
+    // then their sums; for weights with offsets and f32, the sums of its blocks.
+    const float* sums;
+};
+
+constexpr int64_t num_sums(Input input, int64_t k) { return k / 32 * (input == Input::i8 ? 2 : 1); }
 
 struct Kernels {
     const char* name;
     Input takes[4];  // for weights of each format
+    Input exact[4];  // the same where nothing is rounded that need not be
 
-    // y[rows][ldy] from x[rows][ldx] for the tiles first_tile <= t < last_tile.
-    // `sums` [rows][k / 32]: those of each 32 inputs, for weights with offsets; their scales, of i16.
-    void (*multiply)(const Linear&, const void* x, int64_t ldx, const float* sums, int64_t rows,
-                     float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending);
-    // The sums of each 32 of `n` numbers, as they are multiplied.
-    void (*sum_blocks)(const void* x, bool is_bf16, int64_t n, float* out);
+    // y[rows][ldy] for the tiles first_tile <= t < last_tile.
+    void (*multiply)(const Linear&, const Rows&, int64_t rows, float* y, int64_t ldy,
+                     int64_t first_tile, int64_t last_tile, Ending);
+    // The sums of each 32 of `n` numbers.
+    void (*sum_blocks)(const float* x, int64_t n, float* out);
     // out[i] = x[i] / rms(x) * weight, as float or bfloat16.
     void (*normalize)(const float* x, const float* weight, float epsilon, int64_t n, void* out,
                       bool to_bf16);
     void (*round)(const float* x, int64_t n, uint16_t* out);
     // To 16 bits, to the nearest, with the scales [n / 32].
     void (*quantise)(const float* x, int64_t n, int16_t* out, float* scales);
+    // To 8 bits, to the nearest, with the scales [n / 32] and the sums [n / 32] of what they mean.
+    void (*quantise_bytes)(const float* x, int64_t n, int8_t* out, float* scales);
     // Turns pairs (i, i + dim / 2) of a head by the angles whose cosines and sines are given
     // [dim / 2].
     void (*turn)(float* head, int64_t dim, const float* cosines, const float* sines);
@@ -112,7 +130,6 @@ struct Kernels {
     void (*weigh)(const float* x, int64_t n, float peak, double temperature, int bits,
                   int64_t* out);
 };
-
 
 extern const Kernels kernels_of_base, kernels_of_avx2, kernels_of_avx512,
     kernels_of_avx512_bf16;

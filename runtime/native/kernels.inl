@@ -40,16 +40,11 @@ PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_
             for (int r = 0; r < R; ++r) part[r] = all(0.0f);
             for (int quarter = 0; quarter < 4; ++quarter) {
                 const Words packed = load<Words>(w + 64 + 64 * quarter);
-                for (int pair = 0; pair < 4; ++pair) {
-                    const Words low = (packed >> (4 * pair)) & 15u;
-                    const Words high = (packed >> (16 + 4 * pair)) & 15u;
-                    const Floats even = to_floats(as_ints(low));
-                    const Floats odd = to_floats(as_ints(high));
-                    const int64_t i = 8 * quarter + 2 * pair;
-                    for (int r = 0; r < R; ++r) {
-                        part[r] += even * all(xb[r * ldx + i]);
-                        part[r] += odd * all(xb[r * ldx + i + 1]);
-                    }
+                for (int i = 0; i < 8; ++i) {
+                    const Words nibble = (packed >> (i % 4 * 8 + i / 4 * 4)) & 15u;
+                    const Floats value = to_floats(as_ints(nibble));
+                    const float* const at = xb + 8 * quarter + i;
+                    for (int r = 0; r < R; ++r) part[r] += value * all(at[r * ldx]);
                 }
             }
             const Floats scale = from_half(load<Halves>(w));
@@ -78,22 +73,68 @@ PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_
     for (int r = 0; r < R; ++r) y[r] = acc[r];
 }
 
+#if PALMETTE_WIDTH >= 32
+// Of inputs of 8 bits, in whole numbers but for the scales. A lane adds eight pairs of products in
+// 16 bits, 8 * 2 * 15 * 127 at most.
+template <int R>
+PALMETTE_INLINE void product_of_bytes(const uint8_t* w, int64_t k, const int8_t* x, int64_t ldx,
+                                      const float* sums, int64_t lds, Floats* y) {
+    const int64_t num_blocks = k / kBlock;
+    Floats acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = all(0.0f);
+    for (int64_t b = 0; b < num_blocks; ++b, w += 320) {
+        Words part[R];
+        for (int r = 0; r < R; ++r) part[r] = Words{};
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const Words packed = load<Words>(w + 64 + 64 * quarter);
+            const Words low = packed & 0x0f0f0f0fu, high = (packed >> 4) & 0x0f0f0f0fu;
+            const int8_t* const at = x + b * kBlock + 8 * quarter;
+            for (int r = 0; r < R; ++r) {
+                uint32_t both[2];
+                std::memcpy(both, at + r * ldx, sizeof both);
+                part[r] = with_pairs_of_bytes(part[r], low, both[0]);
+                part[r] = with_pairs_of_bytes(part[r], high, both[1]);
+            }
+        }
+        const Floats scale = from_half(load<Halves>(w)), offset = from_half(load<Halves>(w + 32));
+        for (int r = 0; r < R; ++r) {
+            const float* const own = sums + r * lds + b;
+            acc[r] += (scale * all(own[0])) * to_floats(sums_of_pairs(part[r]));
+            acc[r] += offset * all(own[num_blocks]);
+        }
+    }
+    for (int r = 0; r < R; ++r) y[r] = acc[r];
+}
+#endif
+
+template <Format format, Input input, int R>
+PALMETTE_INLINE void product_of(const uint8_t* w, int64_t k, const void* x, int64_t ldx,
+                                const float* sums, int64_t lds, Floats* y) {
+#if PALMETTE_WIDTH >= 32
+    if constexpr (input == Input::i8) {
+        product_of_bytes<R>(w, k, static_cast<const int8_t*>(x), ldx, sums, lds, y);
+        return;
+    }
+#endif
+    product<format, R>(w, k, static_cast<const float*>(x), ldx, sums, lds, y);
+}
+
 PALMETTE_INLINE Floats silu(Floats x) { return x / (exp(all(0.0f) - x) + 1.0f); }
 
-template <Format format, int R>
-inline void tiles(const Linear& linear, const float* x, int64_t ldx, const float* sums, float* y,
+template <Format format, Input input, int R>
+inline void tiles(const Linear& linear, const void* x, int64_t ldx, const float* sums, float* y,
                   int64_t ldy, int64_t tile, Ending ending) {
-    const int64_t lds = linear.k / kBlock, size = tile_bytes(format, linear.k);
+    const int64_t lds = num_sums(input, linear.k), size = tile_bytes(format, linear.k);
     const uint8_t* w = linear.weight + tile * size;
     Floats first[R];
-    product<format, R>(w, linear.k, x, ldx, sums, lds, first);
+    product_of<format, input, R>(w, linear.k, x, ldx, sums, lds, first);
     if (linear.bias) {
         const Floats bias = load<Floats>(linear.bias + tile * kTile);
         for (int r = 0; r < R; ++r) first[r] += bias;
     }
     if (ending == Ending::gated) {
         Floats second[R];
-        product<format, R>(w + size, linear.k, x, ldx, sums, lds, second);
+        product_of<format, input, R>(w + size, linear.k, x, ldx, sums, lds, second);
         if (linear.bias) {
             const Floats bias = load<Floats>(linear.bias + (tile + 1) * kTile);
             for (int r = 0; r < R; ++r) second[r] += bias;
@@ -119,44 +160,37 @@ template <int most, class Work> PALMETTE_INLINE void with_count(int64_t count, c
     }
 }
 
-template <Format format>
-void multiply_as(const Linear& linear, const void* x, int64_t ldx, const float* sums, int64_t rows,
-                 float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
-    const auto* inputs = static_cast<const float*>(x);
-    const int64_t step = ending == Ending::gated ? 2 : 1, lds = linear.k / kBlock;
+template <Format format, Input input>
+void multiply_as(const Linear& linear, const Rows& rows, int64_t num_rows, float* y, int64_t ldy,
+                 int64_t first_tile, int64_t last_tile, Ending ending) {
+    const auto* inputs = static_cast<const uint8_t*>(rows.x);
+    const int64_t step = ending == Ending::gated ? 2 : 1, lds = num_sums(input, linear.k);
     for (int64_t tile = first_tile; tile < last_tile; tile += step) {
-        for (int64_t row = 0; row < rows; row += kRows) {
-            with_count<kRows>(rows - row, [&](auto count) {
-                tiles<format, decltype(count)::value>(linear, inputs + row * ldx, ldx,
-                                                      sums + row * lds, y + row * ldy, ldy, tile,
-                                                      ending);
+        for (int64_t row = 0; row < num_rows; row += kRows) {
+            with_count<kRows>(num_rows - row, [&](auto count) {
+                tiles<format, input, decltype(count)::value>(
+                    linear, inputs + row * rows.ldx * size_of(input), rows.ldx,
+                    rows.sums + row * lds, y + row * ldy, ldy, tile, ending);
             });
         }
     }
 }
 
-void multiply(const Linear& linear, const void* x, int64_t ldx, const float* sums, int64_t rows,
-              float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
-    const auto run = linear.format == Format::f32    ? multiply_as<Format::f32>
-                     : linear.format == Format::bf16 ? multiply_as<Format::bf16>
-                     : linear.format == Format::q4   ? multiply_as<Format::q4>
-                                                     : multiply_as<Format::q8>;
-    run(linear, x, ldx, sums, rows, y, ldy, first_tile, last_tile, ending);
+void multiply(const Linear& linear, const Rows& rows, int64_t num_rows, float* y, int64_t ldy,
+              int64_t first_tile, int64_t last_tile, Ending ending) {
+    auto run = linear.format == Format::f32    ? multiply_as<Format::f32, Input::f32>
+               : linear.format == Format::bf16 ? multiply_as<Format::bf16, Input::f32>
+               : linear.format == Format::q4   ? multiply_as<Format::q4, Input::f32>
+                                               : multiply_as<Format::q8, Input::f32>;
+#if PALMETTE_WIDTH >= 32
+    if (rows.input == Input::i8) run = multiply_as<Format::q4, Input::i8>;
+#endif
+    run(linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
 }
 
-void sum_blocks(const void* x, bool is_bf16, int64_t n, float* out) {
-    for (int64_t b = 0; b < n / kBlock; ++b) {
-        Floats low, high;
-        if (is_bf16) {
-            const auto* from = static_cast<const uint16_t*>(x) + b * kBlock;
-            low = from_bf16(load<Halves>(from));
-            high = from_bf16(load<Halves>(from + 16));
-        } else {
-            const auto* from = static_cast<const float*>(x) + b * kBlock;
-            low = load<Floats>(from);
-            high = load<Floats>(from + 16);
-        }
-        out[b] = sum(low + high);
+void sum_blocks(const float* x, int64_t n, float* out) {
+    for (int64_t b = 0; b < n / kBlock; ++b, x += kBlock) {
+        out[b] = sum(load<Floats>(x) + load<Floats>(x + kLanes));
     }
 }
 
@@ -182,18 +216,40 @@ void round_to_bf16(const float* x, int64_t n, uint16_t* out) {
     for (int64_t i = 0; i < n; i += kLanes) store(out + i, to_bf16(load<Floats>(x + i)));
 }
 
+// Of each 32 numbers the integers up to `most`, 16 at a time to `keep(number, integers)`, in the low
+// bits of words; returns their scale.
+template <class Keep>
+PALMETTE_INLINE float quantised(const float* x, float most, const Keep& keep) {
+    const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
+    const float peak = largest(max(as_floats(as_words(low) & 0x7fffffffu),
+                                   as_floats(as_words(high) & 0x7fffffffu)));
+    const float inverse = peak > 1e-30f ? most / peak : 0.0f;  // a finite one
+    // Adding 1.5 * 2^23 leaves an integer in the lowest bits.
+    keep(0, as_words(low * inverse + 12582912.0f));
+    keep(kLanes, as_words(high * inverse + 12582912.0f));
+    // What is no finite number makes a NaN of the scale, and so of every product.
+    return peak / most + sum((low - low) + (high - high));
+}
+
 void quantise(const float* x, int64_t n, int16_t* out, float* scales) {
     for (int64_t b = 0; b < n / kBlock; ++b, x += kBlock, out += kBlock) {
-        const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
-        const Floats sizes = max(as_floats(as_words(low) & 0x7fffffffu),
-                                 as_floats(as_words(high) & 0x7fffffffu));
-        const float most = largest(sizes);
-        // What is no finite number makes a NaN of the scale, and so of every product.
-        scales[b] = most / 32767.0f + sum((low - low) + (high - high));
-        const float inverse = most > 0.0f ? 32767.0f / most : 0.0f;
-        // Adding 1.5 * 2^23 leaves an integer in the lowest bits.
-        store(out, narrowed(as_words(low * inverse + 12582912.0f)));
-        store(out + kLanes, narrowed(as_words(high * inverse + 12582912.0f)));
+        scales[b] = quantised(x, 32767.0f, [out](int64_t at, Words integers) {
+            store(out + at, narrowed(integers));
+        });
+    }
+}
+
+void quantise_bytes(const float* x, int64_t n, int8_t* out, float* scales) {
+    const int64_t num_blocks = n / kBlock;
+    for (int64_t b = 0; b < num_blocks; ++b, x += kBlock, out += kBlock) {
+        Words together{};
+        scales[b] = quantised(x, 127.0f, [&](int64_t at, Words integers) {
+            store(out + at, narrowed_twice(integers));
+            together = together + integers;
+        });
+        // The numbers that were added for the rounding are no part of the sum.
+        const Words apart = together + (0u - 2u * 0x4b400000u);
+        scales[num_blocks + b] = scales[b] * sum(to_floats(as_ints(apart)));
     }
 }
 
@@ -255,14 +311,14 @@ inline void gather(const void* values, const int64_t* where, int64_t num_keys, c
 // lies there is fetched ahead: pages are all over the pool.
 inline void locate(const Heads& heads, const Span& span, int64_t kv_head, int64_t start, int64_t end,
                    const void* keys, const void* values, int64_t size, int64_t* where) {
-    const int64_t plane = kv_head * heads.num_pages * heads.page_size;
+    const int64_t first = kv_head * heads.head_step;
     int64_t page = start / heads.page_size, within = start % heads.page_size;
     for (int64_t j = 0; j < kKeys; ++j) {
         if (start + j >= end) {
             where[j] = where[j - 1];
             continue;
         }
-        where[j] = (plane + span.pages[page] * heads.page_size + within) * heads.dim;
+        where[j] = first + span.pages[page] * heads.page_step + within * heads.dim;
         if (++within == heads.page_size) ++page, within = 0;
         for (int64_t at = where[j] * size; at < (where[j] + heads.dim) * size; at += 64) {
             __builtin_prefetch(static_cast<const uint8_t*>(keys) + at);
@@ -327,11 +383,12 @@ __attribute__((noinline)) void join(float* peak, float* total, float* sums, floa
     }
 }
 
-// Takes the keys 64 at a time, `block(start)`; what they come to for each query head, once all are
-// taken, is `put(i, sums, total)`, or written as that of a stretch.
-template <class Block, class Put>
-void go_through(Together& queries, int64_t dim, const Reach& reach, float* sums, const Block& block,
-                const Put& put) {
+// Takes the keys 64 at a time, `block(start)`, between `begin()` and `finish()` of each stretch,
+// which leaves peaks, totals and sums; what they come to for each query head, once all are taken, is
+// `put(i, sums, total)`, or written as that of a stretch.
+template <class Begin, class Block, class Finish, class Put>
+void go_through(Together& queries, int64_t dim, const Reach& reach, const float* sums,
+                const Begin& begin, const Block& block, const Finish& finish, const Put& put) {
     const int64_t count = queries.count, end = queries.most_seen;
     alignas(64) float before[kMaxQueries * kMaxDim];
     float peaks[kMaxQueries], totals[kMaxQueries];
@@ -341,14 +398,11 @@ void go_through(Together& queries, int64_t dim, const Reach& reach, float* sums,
     const int64_t last = is_part && first + kStretch < end ? first + kStretch : end;
     for (int64_t start = first; start == first || start < last; start += kStretch) {
         const int64_t stop = start + kStretch < last ? start + kStretch : last;
-        for (int64_t i = 0; i < count; ++i) {
-            queries.peak[i] = -INFINITY;
-            queries.total[i] = 0.0f;
-        }
-        std::memset(sums, 0, num_bytes * static_cast<std::size_t>(count));
+        begin();
         for (int64_t at = start; at < stop; at += kKeys) block(at);
+        finish();
         for (int64_t i = 0; i < count; ++i) {
-            float* const own = sums + i * dim;
+            const float* const own = sums + i * dim;
             if (is_part) {
                 std::memcpy(queries.out[i], own, num_bytes);
                 queries.out[i][dim] = queries.peak[i];
@@ -366,6 +420,20 @@ void go_through(Together& queries, int64_t dim, const Reach& reach, float* sums,
             }
         }
     }
+}
+
+// The same where each query head has its sums by itself from the first key on.
+template <class Block, class Put>
+void go_through_apart(Together& queries, int64_t dim, const Reach& reach, float* sums,
+                      const Block& block, const Put& put) {
+    const auto begin = [&] {
+        for (int64_t i = 0; i < queries.count; ++i) {
+            queries.peak[i] = -INFINITY;
+            queries.total[i] = 0.0f;
+        }
+        std::memset(sums, 0, sizeof(float) * static_cast<std::size_t>(queries.count * dim));
+    };
+    go_through(queries, dim, reach, sums, begin, block, [] {}, put);
 }
 
 // The sums of all stretches of a query head, in `sums`, and their total.
@@ -465,7 +533,7 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
             });
         }
     };
-    go_through(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
+    go_through_apart(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
         put_plain(rows.out[i], own, total, dim);
     });
 }
@@ -595,13 +663,22 @@ void weigh_tokens(const float* x, int64_t n, float peak, double temperature, int
 
 #ifndef PALMETTE_OWN_PRODUCTS
 const Kernels PALMETTE_TABLE = {
-    PALMETTE_NAME,        {Input::f32, Input::f32, Input::f32, Input::f32},
-    multiply,             sum_blocks,
-    normalize,            round_to_bf16,
-    quantise,             turn,
-    attend<attend_plain>, attend_stretch<attend_plain>,
-    conclude_plain,       allow,
-    peak,                 weigh_tokens,
+    PALMETTE_NAME,
+    {Input::f32, Input::f32, PALMETTE_WIDTH >= 32 ? Input::i8 : Input::f32, Input::f32},
+    {Input::f32, Input::f32, Input::f32, Input::f32},
+    multiply,
+    sum_blocks,
+    normalize,
+    round_to_bf16,
+    quantise,
+    quantise_bytes,
+    turn,
+    attend<attend_plain>,
+    attend_stretch<attend_plain>,
+    conclude_plain,
+    allow,
+    peak,
+    weigh_tokens,
 };
 #endif
 

@@ -1,9 +1,11 @@
-// Processors that multiply pairs of bfloat16: inputs are rounded to it, weights of 4 bits become it
-// in a register, and every product is summed in float. Weights of 8 bits are multiplied with inputs
-// of 16 in whole numbers, 32 at a time without an error.
+// Processors that multiply pairs of bfloat16: inputs are rounded to it, and every product is summed
+// in float. Weights of 4 bits are multiplied with inputs of 8, and weights of 8 with inputs of 16, in
+// whole numbers, 32 at a time without an error.
 
 #if defined(__x86_64__)
 
+// Headers of GCC 12 read a register that nothing has set where all of it is masked out.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
 #define PALMETTE_WIDTH 64
@@ -28,12 +30,6 @@ inline __m512 half_at(const uint8_t* from) {
     return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// 0 to 15 as bfloat16, twice: the bit above four is that of another weight.
-alignas(64) constexpr uint16_t kNibbles[32] = {
-    0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
-    0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
-    0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-
 // R rows with T tiles whose weights lie `size` bytes apart.
 template <int R, int T>
 inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t* x, int64_t ldx,
@@ -51,37 +47,42 @@ inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t
 }
 
 template <int R, int T>
-inline void pairs_q4(const uint8_t* w, int64_t size, int64_t k, const uint16_t* x, int64_t ldx,
+inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
                      const float* sums, int64_t lds, __m512 (*y)[T]) {
-    const __m512i table = _mm512_load_si512(kNibbles);
+    const __m512i nibbles = _mm512_set1_epi8(15);
+    const int64_t num_blocks = k / kBlock;
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
-        __m512 part[R][T];
+    for (int64_t b = 0; b < num_blocks; ++b, w += 320) {
+        __m512i part[R][T];
         for (int r = 0; r < R; ++r)
-            for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_ps();
+            for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
         for (int quarter = 0; quarter < 4; ++quarter) {
-            __m512i packed[T];
-            for (int t = 0; t < T; ++t)
-                packed[t] = _mm512_loadu_si512(w + t * size + 64 + 64 * quarter);
-            const uint16_t* at = x + b * kBlock + 8 * quarter;
-            for (int pair = 0; pair < 4; ++pair) {
-                __m512i wi[T];
+            __m512i low[T], high[T];
+            for (int t = 0; t < T; ++t) {
+                const __m512i packed = _mm512_loadu_si512(w + t * size + 64 + 64 * quarter);
+                low[t] = _mm512_and_si512(packed, nibbles);
+                high[t] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibbles);
+            }
+            const int8_t* const at = x + b * kBlock + 8 * quarter;
+            for (int r = 0; r < R; ++r) {
+                int32_t both[2];
+                std::memcpy(both, at + r * ldx, sizeof both);
+                const __m512i one = _mm512_set1_epi32(both[0]);
+                const __m512i other = _mm512_set1_epi32(both[1]);
                 for (int t = 0; t < T; ++t) {
-                    wi[t] = _mm512_permutexvar_epi16(packed[t], table);
-                    packed[t] = _mm512_srli_epi16(packed[t], 4);
-                }
-                for (int r = 0; r < R; ++r) {
-                    const __m512i xi = pair_at(at + r * ldx + 2 * pair);
-                    for (int t = 0; t < T; ++t) part[r][t] = multiply_pairs(part[r][t], xi, wi[t]);
+                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], low[t], one);
+                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], high[t], other);
                 }
             }
         }
         for (int t = 0; t < T; ++t) {
             const __m512 scale = half_at(w + t * size), offset = half_at(w + t * size + 32);
             for (int r = 0; r < R; ++r) {
-                y[r][t] = _mm512_fmadd_ps(scale, part[r][t], y[r][t]);
-                y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(sums[r * lds + b]), y[r][t]);
+                const float* const own = sums + r * lds + b;
+                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own[0]));
+                y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
+                y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(own[num_blocks]), y[r][t]);
             }
         }
     }
@@ -137,16 +138,19 @@ inline Floats floats_of(__m512 v) {
     return out;
 }
 
+constexpr Input kTakes[4] = {Input::f32, Input::bf16, Input::i8, Input::i16};
+
 template <Format format, int R, int T>
-inline void pair_tiles(const Linear& linear, const uint16_t* x, int64_t ldx, const float* sums,
+inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, const float* sums,
                        float* y, int64_t ldy, int64_t tile, Ending ending) {
-    const int64_t size = tile_bytes(format, linear.k), lds = linear.k / kBlock;
+    constexpr Input input = kTakes[static_cast<int>(format)];
+    const int64_t size = tile_bytes(format, linear.k), lds = num_sums(input, linear.k);
     const uint8_t* w = linear.weight + tile * size;
     __m512 found[R][T];
     if constexpr (format == Format::bf16) {
-        pairs_bf16<R, T>(w, size, linear.k, x, ldx, found);
+        pairs_bf16<R, T>(w, size, linear.k, reinterpret_cast<const uint16_t*>(x), ldx, found);
     } else if constexpr (format == Format::q4) {
-        pairs_q4<R, T>(w, size, linear.k, x, ldx, sums, lds, found);
+        bytes_q4<R, T>(w, size, linear.k, reinterpret_cast<const int8_t*>(x), ldx, sums, lds, found);
     } else {
         pairs_q8<R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx, sums, lds, found);
     }
@@ -174,20 +178,20 @@ inline void pair_tiles(const Linear& linear, const uint16_t* x, int64_t ldx, con
 template <Format format> constexpr int kPairRows = format == Format::bf16 ? 12 : 6;
 
 template <Format format>
-void multiply_pairs_as(const Linear& linear, const void* x, int64_t ldx, const float* sums,
-                       int64_t rows, float* y, int64_t ldy, int64_t first_tile, int64_t last_tile,
-                       Ending ending) {
-    const auto* inputs = static_cast<const uint16_t*>(x);
-    const int64_t lds = linear.k / kBlock;
+void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows, float* y,
+                       int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
+    constexpr Input input = kTakes[static_cast<int>(format)];
+    const auto* inputs = static_cast<const uint8_t*>(rows.x);
+    const int64_t lds = num_sums(input, linear.k);
     constexpr int most = kPairRows<format>;
     int64_t tile = first_tile;
     const auto run = [&](auto width) {
         constexpr int tiles = decltype(width)::value;
-        for (int64_t row = 0; row < rows; row += most) {
-            with_count<most>(rows - row, [&](auto count) {
+        for (int64_t row = 0; row < num_rows; row += most) {
+            with_count<most>(num_rows - row, [&](auto count) {
                 pair_tiles<format, decltype(count)::value, tiles>(
-                    linear, inputs + row * ldx, ldx, sums + row * lds, y + row * ldy, ldy, tile,
-                    ending);
+                    linear, inputs + row * rows.ldx * size_of(input), rows.ldx,
+                    rows.sums + row * lds, y + row * ldy, ldy, tile, ending);
             });
         }
         tile += tiles;
@@ -196,13 +200,13 @@ void multiply_pairs_as(const Linear& linear, const void* x, int64_t ldx, const f
     while (tile < last_tile) run(std::integral_constant<int, 1>());
 }
 
-void multiply_some(const Linear& linear, const void* x, int64_t ldx, const float* sums, int64_t rows,
-                   float* y, int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
+void multiply_some(const Linear& linear, const Rows& rows, int64_t num_rows, float* y, int64_t ldy,
+                   int64_t first_tile, int64_t last_tile, Ending ending) {
     const auto run = linear.format == Format::bf16 ? multiply_pairs_as<Format::bf16>
                      : linear.format == Format::q4 ? multiply_pairs_as<Format::q4>
                      : linear.format == Format::q8 ? multiply_pairs_as<Format::q8>
                                                    : multiply;
-    run(linear, x, ldx, sums, rows, y, ldy, first_tile, last_tile, ending);
+    run(linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
 }
 
 // Attention as `attend_some` has it, where pages and what is multiplied with them are bfloat16.
@@ -321,10 +325,245 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
             }
         }
     };
-    go_through(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
+    go_through_apart(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
         put_pairs(rows.out[i], own, total, dim);
     });
 }
+
+// The same for so many query heads that each has a lane of V vectors: scores need no transposed keys
+// then, and the softmax no steps across lanes. Every sum has the terms of `attend_in_pairs` in their
+// order, so that the bits are the same.
+
+inline __m512 vector_of(Floats v) {
+    __m512 out;
+    std::memcpy(&out, &v, sizeof out);
+    return out;
+}
+
+// As a number of its own: a product that goes into a sum would otherwise be joined with it.
+inline __m512 rounded(__m512 v) {
+    asm("" : "+v"(v));
+    return v;
+}
+
+template <int V> class Lanes {
+public:
+    Lanes(const Heads& heads, const Span& span, int64_t kv_head, const Together& rows,
+          const uint16_t* keys, const uint16_t* values)
+        : heads_(heads), span_(span), kv_head_(kv_head), keys_(keys), values_(values),
+          end_(rows.most_seen), least_seen_(rows.most_seen) {
+        alignas(64) uint16_t taken[kMaxDim];
+        alignas(64) int32_t seen[kWidth];
+        std::memset(query_, 0, sizeof(uint32_t) * static_cast<std::size_t>(heads.dim / 2 * kWidth));
+        for (int64_t i = 0; i < kWidth; ++i) {
+            const int64_t num_seen = rows.num_seen[i < rows.count ? i : 0];
+            seen[i] = static_cast<int32_t>(num_seen);
+            if (num_seen < least_seen_) least_seen_ = num_seen;
+        }
+        for (int v = 0; v < V; ++v) seen_[v] = _mm512_load_si512(seen + v * kLanes);
+        for (int64_t i = 0; i < rows.count; ++i) {
+            round_to_bf16(rows.query[i], heads.dim, taken);
+            for (int64_t pair = 0; pair < heads.dim / 2; ++pair) {
+                std::memcpy(query_ + pair * kWidth + i, taken + 2 * pair, sizeof(uint32_t));
+            }
+        }
+    }
+
+    void find(int64_t start) {
+        if (start >= end_) return;
+        locate(heads_, span_, kv_head_, start, end_, keys_, values_, 2, places_[start / kKeys % 2]);
+    }
+
+    void begin() {
+        for (int v = 0; v < V; ++v) {
+            peak_[v] = _mm512_set1_ps(-INFINITY);
+            total_[v] = _mm512_setzero_ps();
+        }
+        std::memset(sums_, 0, sizeof(float) * static_cast<std::size_t>(heads_.dim * kWidth));
+    }
+
+    void block(int64_t start) {
+        const int64_t num_keys = end_ - start < kKeys ? end_ - start : kKeys;
+        const int64_t* const where = places_[start / kKeys % 2];
+        find(start + kKeys);
+        for (int64_t j = 0; j < num_keys; j += kTogether) score(where + j, scores_ + j * kWidth);
+        for (int64_t j = least_seen_ - start < 0 ? 0 : least_seen_ - start; j < kKeys; ++j) {
+            for (int v = 0; v < V; ++v) hide(start + j, v, scores_ + j * kWidth + v * kLanes);
+        }
+        for (int v = 0; v < V; ++v) weigh(v);
+        mix(where, (num_keys + 1) / 2);
+        for (int64_t d = 0; d < heads_.dim; d += kTogether) gather(d, (num_keys + 1) / 2);
+    }
+
+    // Peaks, totals and sums of each query head by itself.
+    void finish(Together& rows, float* sums) const {
+        alignas(64) float peaks[kWidth], totals[kWidth];
+        for (int v = 0; v < V; ++v) {
+            _mm512_store_ps(peaks + v * kLanes, peak_[v]);
+            _mm512_store_ps(totals + v * kLanes, total_[v]);
+        }
+        for (int64_t i = 0; i < rows.count; ++i) {
+            rows.peak[i] = peaks[i];
+            rows.total[i] = totals[i];
+        }
+        for (int64_t d = 0; d < heads_.dim; d += kLanes) {
+            for (int64_t first = 0; first < rows.count; first += kLanes) {
+                Floats v[16];
+                for (int i = 0; i < kLanes; ++i) v[i] = load<Floats>(sums_ + (d + i) * kWidth + first);
+                transpose(v);
+                for (int64_t i = first; i < rows.count && i < first + kLanes; ++i) {
+                    store(sums + i * heads_.dim + d, v[i - first]);
+                }
+            }
+        }
+    }
+
+private:
+    static constexpr int kWidth = V * kLanes;
+    static constexpr int kTogether = V == 1 ? 16 : 8;  // keys, and dimensions: all sums are registers
+
+    void score(const int64_t* where, float* scores) const {
+        __m512 acc[kTogether][V];
+        for (int j = 0; j < kTogether; ++j)
+            for (int v = 0; v < V; ++v) acc[j][v] = _mm512_setzero_ps();
+        for (int64_t pair = 0; pair < heads_.dim / 2; ++pair) {
+            __m512i q[V];
+            for (int v = 0; v < V; ++v) q[v] = words_at(query_ + pair * kWidth + v * kLanes);
+            for (int j = 0; j < kTogether; ++j) {
+                const __m512i k = pair_at(keys_ + where[j] + 2 * pair);
+                for (int v = 0; v < V; ++v) acc[j][v] = multiply_pairs(acc[j][v], q[v], k);
+            }
+        }
+        for (int j = 0; j < kTogether; ++j)
+            for (int v = 0; v < V; ++v) _mm512_store_ps(scores + j * kWidth + v * kLanes, acc[j][v]);
+    }
+
+    // No lane sees a key that comes after its row.
+    void hide(int64_t key, int v, float* scores) const {
+        const __mmask16 is_seen =
+            _mm512_cmpgt_epi32_mask(seen_[v], _mm512_set1_epi32(static_cast<int32_t>(key)));
+        const __m512 hidden = _mm512_set1_ps(-INFINITY);
+        _mm512_store_ps(scores, _mm512_mask_mov_ps(hidden, is_seen, _mm512_load_ps(scores)));
+    }
+
+    // As `weigh` in all lanes at once.
+    void weigh(int v) {
+        const float* const scores = scores_ + v * kLanes;
+        __m512 most[4];
+        for (int k = 0; k < 4; ++k) most[k] = _mm512_load_ps(scores + k * kWidth);
+        for (int64_t j = 4; j < kKeys; ++j) {
+            most[j % 4] = _mm512_max_ps(most[j % 4], _mm512_load_ps(scores + j * kWidth));
+        }
+        const __m512 now = _mm512_max_ps(
+            _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])), peak_[v]);
+        // Where nothing is seen yet, all weights are 0.
+        const __m512 none = _mm512_set1_ps(-INFINITY);
+        const __m512 peak = _mm512_mask_mov_ps(now, _mm512_cmpeq_ps_mask(now, none), _mm512_setzero_ps());
+        scale_[v] = vector_of(exp(floats_of(_mm512_sub_ps(peak_[v], peak))));
+        peak_[v] = now;
+        const __m512i halves = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+        __m512 added[kLanes];
+        for (int l = 0; l < kLanes; l += 2) {
+            __m512 even[4], odd[4];
+            for (int k = 0; k < 4; ++k) {
+                const int64_t j = k * kLanes + l;
+                const __m512 one = _mm512_sub_ps(_mm512_load_ps(scores + j * kWidth), peak);
+                const __m512 other = _mm512_sub_ps(_mm512_load_ps(scores + (j + 1) * kWidth), peak);
+                const Words first = bits_of(exp(floats_of(one))), second = bits_of(exp(floats_of(other)));
+                const __m512i pair = _mm512_or_si512(
+                    _mm512_srli_epi32(words_of(first), 16), _mm512_and_si512(words_of(second), halves));
+                _mm512_store_si512(weights_ + j / 2 * kWidth + v * kLanes, pair);
+                even[k] = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+                odd[k] = _mm512_castsi512_ps(_mm512_and_si512(pair, halves));
+            }
+            added[l] = _mm512_add_ps(_mm512_add_ps(even[0], even[1]), _mm512_add_ps(even[2], even[3]));
+            added[l + 1] = _mm512_add_ps(_mm512_add_ps(odd[0], odd[1]), _mm512_add_ps(odd[2], odd[3]));
+        }
+        for (int width = 8; width > 0; width /= 2)
+            for (int l = 0; l < width; ++l) added[l] = _mm512_add_ps(added[l], added[l + width]);
+        total_[v] = _mm512_add_ps(rounded(_mm512_mul_ps(total_[v], scale_[v])), added[0]);
+    }
+
+    // With the upper half rounded to bfloat16, to the nearest, ties to even.
+    static Words bits_of(Floats exact) {
+        const Words bits = as_words(exact);
+        return bits + 0x7fffu + ((bits >> 16) & 1u);
+    }
+
+    static __m512i words_of(Words v) {
+        __m512i out;
+        std::memcpy(&out, &v, sizeof out);
+        return out;
+    }
+
+    // Pairs of values, dimension by dimension in the order of `pair_gather`.
+    void mix(const int64_t* where, int64_t num_pairs) {
+        for (int64_t i = 0; i < num_pairs; ++i) {
+            for (int64_t d = 0; d < heads_.dim; d += 32) {
+                const __m512i one = words_at(values_ + where[2 * i] + d);
+                const __m512i other = words_at(values_ + where[2 * i + 1] + d);
+                uint32_t* const to = mixed_ + i * heads_.dim + d;
+                _mm512_store_si512(to, _mm512_unpacklo_epi16(one, other));
+                _mm512_store_si512(to + kLanes, _mm512_unpackhi_epi16(one, other));
+            }
+        }
+    }
+
+    void gather(int64_t d, int64_t num_pairs) {
+        __m512 acc[kTogether][V];
+        float* const sums = sums_ + d * kWidth;
+        for (int i = 0; i < kTogether; ++i) {
+            for (int v = 0; v < V; ++v) {
+                acc[i][v] = rounded(_mm512_mul_ps(_mm512_load_ps(sums + i * kWidth + v * kLanes), scale_[v]));
+            }
+        }
+        for (int64_t pair = 0; pair < num_pairs; ++pair) {
+            __m512i w[V];
+            for (int v = 0; v < V; ++v) w[v] = words_at(weights_ + pair * kWidth + v * kLanes);
+            for (int i = 0; i < kTogether; ++i) {
+                const uint32_t both = mixed_[pair * heads_.dim + d + i];
+                const __m512i value = _mm512_set1_epi32(static_cast<int32_t>(both));
+                for (int v = 0; v < V; ++v) acc[i][v] = multiply_pairs(acc[i][v], w[v], value);
+            }
+        }
+        for (int i = 0; i < kTogether; ++i)
+            for (int v = 0; v < V; ++v) _mm512_store_ps(sums + i * kWidth + v * kLanes, acc[i][v]);
+    }
+
+    const Heads& heads_;
+    const Span& span_;
+    const int64_t kv_head_;
+    const uint16_t* const keys_;
+    const uint16_t* const values_;
+    const int64_t end_;
+    int64_t least_seen_;
+    __m512i seen_[V];  // how many keys, of each lane
+    __m512 peak_[V], total_[V], scale_[V];
+    alignas(64) uint32_t query_[kMaxDim / 2 * kWidth];    // [pair of dimensions][lane]
+    alignas(64) float scores_[kKeys * kWidth];            // [key][lane]
+    alignas(64) uint32_t weights_[kKeys / 2 * kWidth];    // [pair of keys][lane]
+    alignas(64) uint32_t mixed_[kKeys / 2 * kMaxDim];     // [pair of keys][dimension]
+    alignas(64) float sums_[kMaxDim * kWidth];            // [dimension][lane]
+    int64_t places_[2][kKeys];  // of the block at hand, and of the next
+};
+
+template <int V>
+void attend_in_lanes(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
+                     int64_t last, const float* queries, int64_t ldq, const uint16_t* keys,
+                     const uint16_t* values, const Reach& reach) {
+    Together rows = together(heads, span, kv_head, first, last, queries, ldq, reach);
+    alignas(64) float sums[kMaxQueries * kMaxDim];
+    Lanes<V> lanes(heads, span, kv_head, rows, keys, values);
+    lanes.find(reach.stretch < 0 ? 0 : reach.stretch * kStretch);
+    go_through(
+        rows, heads.dim, reach, sums, [&] { lanes.begin(); },
+        [&](int64_t start) { lanes.block(start); }, [&] { lanes.finish(rows, sums); },
+        [&](int64_t i, const float* own, float total) {
+            put_pairs(rows.out[i], own, total, heads.dim);
+        });
+}
+
+constexpr int64_t kLanesFrom = 12;  // query heads, that go better each in a lane
 
 bool goes_in_pairs(const Heads& heads) { return heads.is_bf16 && heads.dim % 32 == 0; }
 
@@ -336,9 +575,13 @@ void attend_somehow(const Heads& heads, const Span& span, int64_t kv_head, int64
         return;
     }
     in_groups(heads, first, last, [&](int64_t row, int64_t end) {
-        attend_in_pairs(heads, span, kv_head, row, end, queries, ldq,
-                        static_cast<const uint16_t*>(keys), static_cast<const uint16_t*>(values),
-                        reach);
+        const int64_t count = (end - row) * (heads.num_heads / heads.num_kv_heads);
+        const auto run = count < kLanesFrom     ? attend_in_pairs
+                         : count <= kLanes      ? attend_in_lanes<1>
+                         : count <= 2 * kLanes  ? attend_in_lanes<2>
+                                                : attend_in_lanes<3>;
+        run(heads, span, kv_head, row, end, queries, ldq, static_cast<const uint16_t*>(keys),
+            static_cast<const uint16_t*>(values), reach);
     });
 }
 
@@ -356,13 +599,22 @@ void conclude_somehow(const Heads& heads, const float* parts, int64_t step, int6
 }  // namespace
 
 const Kernels kernels_of_avx512_bf16 = {
-    "avx512_bf16",          {Input::f32, Input::bf16, Input::bf16, Input::i16},
-    multiply_some,          sum_blocks,
-    normalize,              round_to_bf16,
-    quantise,               turn,
-    attend<attend_somehow>, attend_stretch<attend_somehow>,
-    conclude_somehow,       allow,
-    peak,                   weigh_tokens,
+    "avx512_bf16",
+    {kTakes[0], kTakes[1], kTakes[2], kTakes[3]},
+    {kTakes[0], kTakes[1], kTakes[2], kTakes[3]},
+    multiply_some,
+    sum_blocks,
+    normalize,
+    round_to_bf16,
+    quantise,
+    quantise_bytes,
+    turn,
+    attend<attend_somehow>,
+    attend_stretch<attend_somehow>,
+    conclude_somehow,
+    allow,
+    peak,
+    weigh_tokens,
 };
 
 }  // namespace palmette

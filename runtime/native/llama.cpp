@@ -27,14 +27,11 @@ void check(bool is_right, const char* what) {
 
 }  // namespace
 
-struct Llama::Rows {
-    const void* x;
-    int64_t ldx;
-    const float* sums;
-};
-
-Llama::Llama(const Shape& shape, const Kernels& kernels, int num_threads)
-    : shape_(shape), kernels_(kernels), pool_(num_threads) {}
+Llama::Llama(const Shape& shape, const Kernels& kernels, bool is_exact, int num_threads)
+    : shape_(shape),
+      kernels_(kernels),
+      takes_(is_exact ? kernels.exact : kernels.takes),
+      pool_(num_threads) {}
 
 void Llama::finish(const float* final_norm, const Linear& embedding, const Linear& head) {
     final_norm_ = final_norm;
@@ -62,59 +59,56 @@ void Llama::multiply(const Linear& linear, const Rows& input, int64_t rows, floa
     pool_.each(parts, [&](int64_t part) {
         const int64_t first = pairs * part / parts * 2;
         const int64_t last = std::min(pairs * (part + 1) / parts * 2, linear.n / kTile);
-        kernels_.multiply(linear, input.x, input.ldx, input.sums, rows, y, ldy, first, last, ending);
+        kernels_.multiply(linear, input, rows, y, ldy, first, last, ending);
     });
 }
 
-Llama::Rows Llama::normalized(const float* x, const float* weight, int64_t count,
-                              const Linear& next) {
+Rows Llama::normalized(const float* x, const float* weight, int64_t count, const Linear& next) {
     const int64_t n = next.k;
-    const Input input = kernels_.takes[static_cast<int>(next.format)];
-    const bool is_exact = input == Input::i16;
-    auto* out = reinterpret_cast<uint8_t*>(is_exact ? normal_.data() : input_.data());
-    const int64_t size = is_exact ? 4 : size_of(input);
+    const Input input = takes(next);
+    const bool is_bf16 = input == Input::bf16, is_ready = is_bf16 || input == Input::f32;
+    auto* out = reinterpret_cast<uint8_t*>(is_ready ? input_.data() : normal_.data());
+    const int64_t size = is_bf16 ? 2 : 4;
     rows(count, n, [&](int64_t row) {
-        kernels_.normalize(x + row * n, weight, shape_.epsilon, n, out + row * n * size,
-                           input == Input::bf16);
+        kernels_.normalize(x + row * n, weight, shape_.epsilon, n, out + row * n * size, is_bf16);
     });
-    return is_exact ? taken(normal_.data(), count, next) : completed(count, next);
+    return is_ready ? completed(count, next) : taken(normal_.data(), count, next);
 }
 
 // Rows as a product with the weight takes them.
-Llama::Rows Llama::taken(const float* x, int64_t count, const Linear& next) {
+Rows Llama::taken(const float* x, int64_t count, const Linear& next) {
     const int64_t n = next.k;
-    switch (kernels_.takes[static_cast<int>(next.format)]) {
-        case Input::f32:
-            std::memcpy(input_.data(), x, sizeof(float) * static_cast<size_t>(count * n));
-            break;
-        case Input::bf16: {
-            auto* out = reinterpret_cast<uint16_t*>(input_.data());
-            rows(count, n, [&](int64_t row) { kernels_.round(x + row * n, n, out + row * n); });
-            break;
-        }
-        case Input::i16: {
-            auto* out = reinterpret_cast<int16_t*>(input_.data());
-            rows(count, n, [&](int64_t row) {
-                kernels_.quantise(x + row * n, n, out + row * n, sums_.data() + row * (n / 32));
-            });
-            break;
-        }
+    const Input input = takes(next);
+    auto* const out = reinterpret_cast<uint8_t*>(input_.data());
+    if (input == Input::f32) {
+        std::memcpy(out, x, sizeof(float) * static_cast<size_t>(count * n));
+        return completed(count, next);
     }
+    rows(count, n, [&](int64_t row) {
+        const float* const from = x + row * n;
+        void* const to = out + row * n * size_of(input);
+        float* const sums = sums_.data() + row * num_sums(input, n);
+        if (input == Input::bf16) {
+            kernels_.round(from, n, static_cast<uint16_t*>(to));
+        } else if (input == Input::i16) {
+            kernels_.quantise(from, n, static_cast<int16_t*>(to), sums);
+        } else {
+            kernels_.quantise_bytes(from, n, static_cast<int8_t*>(to), sums);
+        }
+    });
     return completed(count, next);
 }
 
 // What is in `input_`, with its sums where the weight asks for them.
-Llama::Rows Llama::completed(int64_t count, const Linear& next) {
+Rows Llama::completed(int64_t count, const Linear& next) {
     const int64_t n = next.k;
-    const Input input = kernels_.takes[static_cast<int>(next.format)];
-    if (next.format == Format::q4) {
-        const auto* from = reinterpret_cast<const uint8_t*>(input_.data());
+    const Input input = takes(next);
+    if (next.format == Format::q4 && input == Input::f32) {
         rows(count, n, [&](int64_t row) {
-            kernels_.sum_blocks(from + row * n * size_of(input), input == Input::bf16, n,
-                                sums_.data() + row * (n / 32));
+            kernels_.sum_blocks(input_.data() + row * n, n, sums_.data() + row * (n / 32));
         });
     }
-    return {input_.data(), n, sums_.data()};
+    return {input_.data(), n, input, sums_.data()};
 }
 
 // Turns queries and keys to their positions, and puts keys and values where they belong.
@@ -122,24 +116,26 @@ void Llama::place(const Batch& batch, const Pages& pages, int64_t layer) {
     const int64_t dim = shape_.head_dim, half_dim = dim / 2;
     const int64_t num_all = shape_.num_heads + 2 * shape_.num_kv_heads;
     const int64_t size = pages.is_bf16 ? 2 : 4;
-    const int64_t plane = pages.num_pages * pages.page_size * dim;
-    uint8_t* const base = pages.data + layer * 2 * shape_.num_kv_heads * plane * size;
+    uint8_t* const base = pages.data + layer * pages.layer_step * size;
     rows(batch.num_rows, num_all * dim, [&](int64_t row) {
         float* head = heads_.data() + row * num_all * dim;
         const float* cosines = batch.cosines + batch.positions[row] * half_dim;
         const float* sines = batch.sines + batch.positions[row] * half_dim;
+        const int64_t page = batch.slots[row] / pages.page_size;
+        const int64_t within = batch.slots[row] % pages.page_size;
+        uint8_t* to = base + (page * pages.page_step + within * dim) * size;
         for (int64_t i = 0; i < shape_.num_heads; ++i, head += dim) {
             kernels_.turn(head, dim, cosines, sines);
             for (int64_t d = 0; d < dim; ++d) head[d] *= shape_.query_scale;
         }
         for (int64_t i = 0; i < 2 * shape_.num_kv_heads; ++i, head += dim) {
             if (i < shape_.num_kv_heads) kernels_.turn(head, dim, cosines, sines);
-            uint8_t* to = base + (i * plane + batch.slots[row] * dim) * size;
             if (pages.is_bf16) {
                 kernels_.round(head, dim, reinterpret_cast<uint16_t*>(to));
             } else {
                 std::memcpy(to, head, sizeof(float) * static_cast<size_t>(dim));
             }
+            to += pages.head_step * size;
         }
     });
 }
@@ -147,11 +143,10 @@ void Llama::place(const Batch& batch, const Pages& pages, int64_t layer) {
 void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     const int64_t num_all = shape_.num_heads + 2 * shape_.num_kv_heads, dim = shape_.head_dim;
     const int64_t size = pages.is_bf16 ? 2 : 4;
-    const int64_t plane = pages.num_pages * pages.page_size * dim;
-    const uint8_t* keys = pages.data + layer * 2 * shape_.num_kv_heads * plane * size;
-    const uint8_t* values = keys + shape_.num_kv_heads * plane * size;
-    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,
-                      pages.page_size,  pages.num_pages,     pages.is_bf16};
+    const uint8_t* keys = pages.data + layer * pages.layer_step * size;
+    const uint8_t* values = keys + shape_.num_kv_heads * pages.head_step * size;
+    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,          pages.page_size,
+                      pages.head_step,  pages.page_step,     pages.is_bf16};
     struct Part {
         Span span;
         int64_t kv_head, first, last;
@@ -251,7 +246,7 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
     room(gated_, t * shape_.inner);
     room(normal_, t * h);
     room(input_, t * widest);
-    room(sums_, t * widest / 32);
+    room(sums_, t * widest / 16);
     rows(t, h, [&](int64_t row) {
         read_row(embedding_, batch.token_ids[row], hidden_.data() + row * h);
     });

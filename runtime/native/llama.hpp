@@ -25,10 +25,12 @@ struct Layer {
     Linear down;
 };
 
-// Keys and values: [layers][2][num_kv_heads][num_pages][page_size][head_dim].
+// Keys and values: for each layer [2][num_kv_heads][num_pages][page_size][head_dim], of which a page
+// of a head is contiguous. Steps are in numbers.
 struct Pages {
     uint8_t* data;
     int64_t num_pages, page_size;
+    int64_t layer_step, head_step, page_step;
     bool is_bf16;
 };
 
@@ -49,7 +51,8 @@ struct Batch {
 
 class Llama {
 public:
-    Llama(const Shape& shape, const Kernels& kernels, int num_threads);
+    // `is_exact`: nothing is rounded that need not be.
+    Llama(const Shape& shape, const Kernels& kernels, bool is_exact, int num_threads);
 
     void add(const Layer& layer) { layers_.push_back(layer); }
     void finish(const float* final_norm, const Linear& embedding, const Linear& head);
@@ -61,11 +64,10 @@ public:
     int num_threads() const { return pool_.num_threads(); }
 
 private:
-    struct Rows;
-
     void check_ranges(const Batch& batch, const Pages& pages) const;
     void multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
                   Ending ending);
+    Input takes(const Linear& linear) const { return takes_[static_cast<int>(linear.format)]; }
     Rows normalized(const float* x, const float* weight, int64_t rows, const Linear& next);
     Rows taken(const float* x, int64_t rows, const Linear& next);
     Rows completed(int64_t rows, const Linear& next);
@@ -75,6 +77,7 @@ private:
 
     Shape shape_;
     const Kernels& kernels_;
+    const Input* takes_;
     Pool pool_;
     std::vector<Layer> layers_;
     const float* final_norm_ = nullptr;

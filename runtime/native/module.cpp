@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -72,34 +73,40 @@ void pack_weight(int source, std::uintptr_t from, std::uintptr_t rows, int64_t n
     });
 }
 
-// Products of rows that are contiguous, on one thread, for tests and measurements: of float, which
-// are quantised here, or of bfloat16 where that is what is multiplied.
-void multiply(const std::string& name, const Linear& linear, std::uintptr_t x, int64_t rows,
-              std::uintptr_t y, int ending) {
+Input input_of(const Kernels& kernels, Format format, bool is_exact) {
+    return (is_exact ? kernels.exact : kernels.takes)[static_cast<int>(format)];
+}
+
+// Products of rows of float that are contiguous, on one thread, for tests and measurements.
+void multiply(const std::string& name, bool is_exact, const Linear& linear, std::uintptr_t x,
+              int64_t rows, std::uintptr_t y, int ending) {
     const Kernels& kernels = kernels_named(name);
-    const Input input = kernels.takes[static_cast<int>(linear.format)];
+    const Input input = input_of(kernels, linear.format, is_exact);
     const auto end = static_cast<Ending>(ending);
     const py::gil_scoped_release release;
-    const int64_t blocks = linear.k / 32;
-    std::vector<float> sums(static_cast<std::size_t>(rows * blocks));
-    std::vector<int16_t> quantised(static_cast<std::size_t>(input == Input::i16 ? rows * linear.k : 0));
-    const void* from = at<const void>(x);
+    const int64_t k = linear.k, num = num_sums(input, k);
+    std::vector<float> sums(static_cast<std::size_t>(rows * num));
+    std::vector<uint8_t> taken(static_cast<std::size_t>(rows * k * size_of(input)));
     for (int64_t row = 0; row < rows; ++row) {
-        if (input == Input::i16) {
-            kernels.quantise(at<const float>(x) + row * linear.k, linear.k,
-                             quantised.data() + row * linear.k, sums.data() + row * blocks);
-            from = quantised.data();
-        } else {
-            kernels.sum_blocks(at<const uint8_t>(x) + row * linear.k * size_of(input),
-                               input == Input::bf16, linear.k, sums.data() + row * blocks);
+        const float* const from = at<const float>(x) + row * k;
+        void* const to = taken.data() + row * k * size_of(input);
+        float* const own = sums.data() + row * num;
+        switch (input) {
+            case Input::f32:
+                std::copy_n(from, k, static_cast<float*>(to));
+                kernels.sum_blocks(from, k, own);
+                break;
+            case Input::bf16: kernels.round(from, k, static_cast<uint16_t*>(to)); break;
+            case Input::i16: kernels.quantise(from, k, static_cast<int16_t*>(to), own); break;
+            case Input::i8: kernels.quantise_bytes(from, k, static_cast<int8_t*>(to), own); break;
         }
     }
-    kernels.multiply(linear, from, linear.k, sums.data(), rows, at<float>(y),
+    kernels.multiply(linear, {taken.data(), k, input, sums.data()}, rows, at<float>(y),
                      end == Ending::gated ? linear.n / 2 : linear.n, 0, linear.n / kTile, end);
 }
 
-std::unique_ptr<Llama> make_llama(const std::string& kernels, int num_threads, int64_t hidden,
-                                  int64_t inner, int64_t num_heads, int64_t num_kv_heads,
+std::unique_ptr<Llama> make_llama(const std::string& kernels, bool is_exact, int num_threads,
+                                  int64_t hidden, int64_t inner, int64_t num_heads, int64_t num_kv_heads,
                                   int64_t head_dim, int64_t vocab_rows, float epsilon,
                                   float query_scale) {
     if (num_heads <= 0 || num_kv_heads <= 0 || num_heads % num_kv_heads ||
@@ -108,7 +115,7 @@ std::unique_ptr<Llama> make_llama(const std::string& kernels, int num_threads, i
     }
     const Shape shape{hidden,   inner,      num_heads, num_kv_heads,
                       head_dim, vocab_rows, epsilon,   query_scale};
-    return std::make_unique<Llama>(shape, kernels_named(kernels), num_threads);
+    return std::make_unique<Llama>(shape, kernels_named(kernels), is_exact, num_threads);
 }
 
 // `sequences` is, one after the other: where the rows of each begin [S + 1], the lengths of their
@@ -118,7 +125,8 @@ void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_l
              std::uintptr_t slots, std::uintptr_t logit_rows,
              const py::array_t<int64_t, py::array::c_style>& sequences, std::uintptr_t cosines,
              std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages, int64_t page_size,
-             bool is_bf16, std::uintptr_t logits) {
+             int64_t layer_step, int64_t head_step, int64_t page_step, bool is_bf16,
+             std::uintptr_t logits) {
     const int64_t* const query_starts = sequences.data();
     const int64_t num_before = 3 * num_sequences + 2;
     if (num_sequences < 0 || sequences.size() < num_before ||
@@ -142,7 +150,10 @@ void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_l
                      at<const float>(cosines),
                      at<const float>(sines)};
     const py::gil_scoped_release release;
-    self.forward(step, {at<uint8_t>(pages), num_pages, page_size, is_bf16}, at<float>(logits));
+    self.forward(
+        step,
+        {at<uint8_t>(pages), num_pages, page_size, layer_step, head_step, page_step, is_bf16},
+        at<float>(logits));
 }
 
 // A token for each row, and its peak. A row is (mask or None, suppressed ids, temperature, top_p,
@@ -197,9 +208,12 @@ PYBIND11_MODULE(_native, m) {
         for (const Kernels* each : available()) names.emplace_back(each->name);
         return names;
     });
-    m.def("takes", [](const std::string& name, int format) {
-        const Input input = kernels_named(name).takes[static_cast<int>(format_of(format))];
-        return input == Input::f32 ? "float32" : input == Input::bf16 ? "bfloat16" : "int16";
+    m.def("takes", [](const std::string& name, bool is_exact, int format) {
+        const Input input = input_of(kernels_named(name), format_of(format), is_exact);
+        return input == Input::f32    ? "float32"
+               : input == Input::bf16 ? "bfloat16"
+               : input == Input::i16  ? "int16"
+                                      : "int8";
     });
     m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(format_of(format), k); });
     m.def("pack", &pack_weight);

@@ -82,7 +82,7 @@ void pack_nibbles(Source source, const uint8_t* row, int64_t k, int64_t lane, ui
             for (int i = 0; i < 8; ++i) {
                 const int at = 8 * quarter + i;
                 const uint32_t nibble = at < 16 ? bytes[at] & 15 : bytes[at - 16] >> 4;
-                word |= nibble << (i / 2 * 4 + i % 2 * 16);
+                word |= nibble << (i % 4 * 8 + i / 4 * 4);
             }
             std::memcpy(tile + 64 + 64 * quarter + 4 * lane, &word, sizeof word);
         }
@@ -128,7 +128,7 @@ void read_row(const Linear& linear, int64_t index, float* out) {
             const uint8_t* block = tile + i / 32 * 320;
             uint32_t word;
             std::memcpy(&word, block + 64 + i % 32 / 8 * 64 + 4 * lane, sizeof word);
-            const auto nibble = static_cast<float>(word >> (i % 8 / 2 * 4 + i % 2 * 16) & 15);
+            const auto nibble = static_cast<float>(word >> (i % 4 * 8 + i % 8 / 4 * 4) & 15);
             out[i] = from_half(word_at(block + 2 * lane)) * nibble +
                      from_half(word_at(block + 32 + 2 * lane));
         } else {

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if PALMETTE_WIDTH >= 32
+#include <immintrin.h>
+#endif
+
 #define PALMETTE_INLINE inline __attribute__((always_inline))
 
 namespace palmette {
@@ -19,6 +23,7 @@ typedef float FloatPart __attribute__((vector_size(PALMETTE_WIDTH)));
 typedef int32_t IntPart __attribute__((vector_size(PALMETTE_WIDTH)));
 typedef uint32_t WordPart __attribute__((vector_size(PALMETTE_WIDTH)));
 typedef uint16_t HalfPart __attribute__((vector_size(PALMETTE_WIDTH / 2)));
+typedef uint8_t BytePart __attribute__((vector_size(PALMETTE_WIDTH / 4)));
 
 struct Floats {
     FloatPart p[kParts];
@@ -31,6 +36,9 @@ struct Words {
 };
 struct Halves {
     HalfPart p[kParts];
+};
+struct Bytes {
+    BytePart p[kParts];
 };
 
 // Part by part, so that what is loaded need not lie in memory in between.
@@ -119,6 +127,45 @@ PALMETTE_INLINE Halves narrowed(Words v) {
     for (int i = 0; i < kParts; ++i) narrow.p[i] = __builtin_convertvector(v.p[i], HalfPart);
     return narrow;
 }
+
+// The low bytes.
+PALMETTE_INLINE Bytes narrowed_twice(Words v) {
+    Bytes narrow;
+    for (int i = 0; i < kParts; ++i) narrow.p[i] = __builtin_convertvector(v.p[i], BytePart);
+    return narrow;
+}
+
+#if PALMETTE_WIDTH >= 32
+// To each 16 bits of `sum`, two bytes of `w` times two of those of `x`: what is not negative times
+// what has a sign.
+PALMETTE_INLINE Words with_pairs_of_bytes(Words sum, Words w, uint32_t x) {
+    for (int i = 0; i < kParts; ++i) {
+#if PALMETTE_WIDTH == 64
+        const __m512i both = _mm512_set1_epi32(static_cast<int32_t>(x));
+        sum.p[i] = (WordPart)_mm512_add_epi16((__m512i)sum.p[i],
+                                              _mm512_maddubs_epi16((__m512i)w.p[i], both));
+#else
+        const __m256i both = _mm256_set1_epi32(static_cast<int32_t>(x));
+        sum.p[i] = (WordPart)_mm256_add_epi16((__m256i)sum.p[i],
+                                              _mm256_maddubs_epi16((__m256i)w.p[i], both));
+#endif
+    }
+    return sum;
+}
+
+// Of the two 16 bits in each lane.
+PALMETTE_INLINE Ints sums_of_pairs(Words v) {
+    Ints sum;
+    for (int i = 0; i < kParts; ++i) {
+#if PALMETTE_WIDTH == 64
+        sum.p[i] = (IntPart)_mm512_madd_epi16((__m512i)v.p[i], _mm512_set1_epi16(1));
+#else
+        sum.p[i] = (IntPart)_mm256_madd_epi16((__m256i)v.p[i], _mm256_set1_epi16(1));
+#endif
+    }
+    return sum;
+}
+#endif
 
 PALMETTE_INLINE Floats to_floats(Ints v) {
     Floats wide;

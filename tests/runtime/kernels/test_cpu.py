@@ -50,21 +50,19 @@ def linear_of(
     return PackedLinear([weight], k, dtype=dtype, **options), weight.to(dtype).double()
 
 
-def multiply(name: str, linear: PackedLinear, x: torch.Tensor, ending: int = SET) -> torch.Tensor:
-    """What the kernels make of rows of float32, which they take as what they multiply."""
+def multiply(
+    name: str, linear: PackedLinear, x: torch.Tensor, ending: int = SET, is_exact: bool = False
+) -> torch.Tensor:
+    """What the kernels make of rows of float32."""
     n = linear.num_outputs // (2 if ending == GATED else 1)
     y = torch.zeros(len(x), n)
-    inputs = taken(name, linear, x)
-    native.multiply(name, linear.handle, inputs.data_ptr(), len(x), y.data_ptr(), ending)
+    native.multiply(name, is_exact, linear.handle, x.data_ptr(), len(x), y.data_ptr(), ending)
     return y
-
-
-def taken(name: str, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
-    return x.bfloat16() if native.takes(name, linear.format) == "bfloat16" else x
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_exact", [False, True])
 @settings(max_examples=25)
 @given(
     tiles=st.integers(1, 9),
@@ -73,23 +71,26 @@ def taken(name: str, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
     seed=st.integers(0, 1000),
 )
 def test_products_are_those_of_float64_and_of_each_row_alone(
-    name: str, kind: str, tiles: int, blocks: int, rows: int, seed: int
+    name: str, kind: str, is_exact: bool, tiles: int, blocks: int, rows: int, seed: int
 ) -> None:
     n, k = 16 * tiles, 32 * blocks
     linear, weight = linear_of(kind, n, k, seed)
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed + 1))
-    y = multiply(name, linear, x)
-    exact = taken(name, linear, x).double()
+    y = multiply(name, linear, x, is_exact=is_exact)
+    taken = native.takes(name, is_exact, linear.format)
+    exact = (x.bfloat16() if taken == "bfloat16" else x).double()
     # Every one of k products and sums rounds once, in blocks twice more.
     bound = (k + 4) * 2.0**-24 * (exact.abs() @ weight.abs().T) + 1e-30
     if kind in ("Q4_0", "Q4_1"):  # nibbles and offsets are summed apart
         bound = bound + (k + 4) * 2.0**-24 * exact.abs().sum(-1, keepdim=True) * 0.4
-    if native.takes(name, linear.format) == "int16":  # half a step of the largest of each block
-        steps = exact.view(rows, blocks, 32).abs().amax(-1, keepdim=True) / 32767
+    if taken.startswith("int"):  # half a step of the largest of each block
+        most = 2 ** (int(taken[3:]) - 1) - 1
+        steps = exact.view(rows, blocks, 32).abs().amax(-1, keepdim=True) / most
         bound = bound + 0.501 * steps.expand(-1, -1, 32).reshape(rows, k) @ weight.abs().T
     assert ((y.double() - exact @ weight.T).abs() <= bound).all()
     for row in {0, rows // 2, rows - 1}:
-        assert torch.equal(multiply(name, linear, x[row : row + 1])[0], y[row])
+        alone = multiply(name, linear, x[row : row + 1], is_exact=is_exact)
+        assert torch.equal(alone[0], y[row])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,8 +118,7 @@ def test_what_becomes_of_products(name: str, kind: str) -> None:
     y = multiply(name, plain, x)
     assert torch.allclose(multiply(name, biased, x), y + bias, atol=1e-5)
     added = torch.ones(5, 64)
-    inputs = taken(name, plain, x)
-    native.multiply(name, plain.handle, inputs.data_ptr(), 5, added.data_ptr(), ADD)
+    native.multiply(name, False, plain.handle, x.data_ptr(), 5, added.data_ptr(), ADD)
     assert torch.equal(added, y + 1)
     gated = multiply(name, plain, x, GATED)
     pairs = y.view(5, 2, 2, 16)
@@ -175,4 +175,4 @@ def test_the_environment_chooses_among_what_the_processor_can_run(chosen: Any) -
 def test_float32_is_served_by_kernels_that_round_nothing() -> None:
     name = cpu.kernels_for(torch.float32)
     assert name is not None
-    assert {native.takes(name, kind) for kind in Format} == {"float32"}
+    assert {native.takes(name, True, kind) for kind in Format} == {"float32"}

@@ -35,6 +35,11 @@ SHAPE = {
 }
 
 
+def shape_of(num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Any]:
+    heads = {"num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
+    return {**SHAPE, **heads, "head_dim": head_dim, "hidden_size": 32 * num_heads}
+
+
 def own(
     model: Any, dtype: torch.dtype = torch.float32, config: ModelConfig | None = None
 ) -> CpuLlama:
@@ -73,10 +78,11 @@ def test_logits_equal_those_of_transformers(kernels: str, changes: dict[str, Any
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [(4, 2, 16), (6, 2, 64), (5, 1, 32)])
 def test_company_chunks_pages_and_threads_change_no_bit(
-    kernels: str, dtype: torch.dtype, page_size: int
+    kernels: str, dtype: torch.dtype, heads: tuple[int, int, int], page_size: int
 ) -> None:
-    ours = own(oracle(**SHAPE), dtype)
+    ours = own(oracle(**shape_of(*heads)), dtype)
     config = ours.config
     rng = random.Random(page_size)
     texts = [random_ids(length, 64, seed=length) for length in (1, 17, 64, 65, 130)]
@@ -93,7 +99,7 @@ def test_company_chunks_pages_and_threads_change_no_bit(
             pages = [*range(sum(num_pages))]
             rng.shuffle(pages)
             tables = [[pages.pop() for _ in range(count)] for count in num_pages]
-            kv = make_pool(config, sum(num_pages), page_size, dtype)
+            kv = make_pool(config, sum(num_pages), page_size, dtype, pages_first=num_threads > 1)
             done = [0] * len(texts)
             while any(d < len(t) for d, t in zip(done, texts, strict=True)):
                 work = []
@@ -122,10 +128,11 @@ def test_company_chunks_pages_and_threads_change_no_bit(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [511, 512, 513, 1090])
+@pytest.mark.parametrize("heads", [(4, 2, 16), (6, 2, 64)])
 def test_a_long_text_is_the_same_cut_into_stretches_or_whole(
-    kernels: str, dtype: torch.dtype, length: int
+    kernels: str, dtype: torch.dtype, heads: tuple[int, int, int], length: int
 ) -> None:
-    model = oracle(**SHAPE, max_position_embeddings=2048)
+    model = oracle(**shape_of(*heads), max_position_embeddings=2048)
     ours = own(model, dtype)
     ids, count = random_ids(length, 64), -(-length // PAGE_SIZE)
     pages = [*range(count)]

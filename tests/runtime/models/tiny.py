@@ -71,6 +71,7 @@ def make_pool(
     num_pages: int = 64,
     page_size: int = PAGE_SIZE,
     dtype: torch.dtype = torch.float32,
+    pages_first: bool = False,
 ) -> KVPool:
     return KVPool(
         num_layers=config.num_layers,
@@ -79,6 +80,7 @@ def make_pool(
         num_pages=num_pages,
         page_size=page_size,
         dtype=dtype,
+        pages_first=pages_first,
     )
 
 
