@@ -221,14 +221,17 @@ void round_to_bf16(const float* x, int64_t n, uint16_t* out) {
 template <class Keep>
 PALMETTE_INLINE float quantised(const float* x, float most, const Keep& keep) {
     const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
-    const float peak = largest(max(as_floats(as_words(low) & 0x7fffffffu),
-                                   as_floats(as_words(high) & 0x7fffffffu)));
+    // As integers floats without a sign have the same order, and what is no finite number is above.
+    const int32_t bits = largest(max(as_ints(as_words(low) & 0x7fffffffu),
+                                     as_ints(as_words(high) & 0x7fffffffu)));
+    float peak;
+    std::memcpy(&peak, &bits, sizeof peak);
     const float inverse = peak > 1e-30f ? most / peak : 0.0f;  // a finite one
     // Adding 1.5 * 2^23 leaves an integer in the lowest bits.
     keep(0, as_words(low * inverse + 12582912.0f));
     keep(kLanes, as_words(high * inverse + 12582912.0f));
     // What is no finite number makes a NaN of the scale, and so of every product.
-    return peak / most + sum((low - low) + (high - high));
+    return bits < 0x7f800000 ? peak / most : NAN;
 }
 
 void quantise(const float* x, int64_t n, int16_t* out, float* scales) {
@@ -249,7 +252,7 @@ void quantise_bytes(const float* x, int64_t n, int8_t* out, float* scales) {
         });
         // The numbers that were added for the rounding are no part of the sum.
         const Words apart = together + (0u - 2u * 0x4b400000u);
-        scales[num_blocks + b] = scales[b] * sum(to_floats(as_ints(apart)));
+        scales[num_blocks + b] = scales[b] * static_cast<float>(sum(as_ints(apart)));
     }
 }
 
@@ -307,10 +310,9 @@ inline void gather(const void* values, const int64_t* where, int64_t num_keys, c
     for (int r = 0; r < R; ++r) store(sums + r * ld + d, acc[r]);
 }
 
-// Where the keys of a block from `start` on lie, as an index; those after `end` are the last one. What
-// lies there is fetched ahead: pages are all over the pool.
+// Where the keys of a block from `start` on lie, as an index; those after `end` are the last one.
 inline void locate(const Heads& heads, const Span& span, int64_t kv_head, int64_t start, int64_t end,
-                   const void* keys, const void* values, int64_t size, int64_t* where) {
+                   int64_t* where) {
     const int64_t first = kv_head * heads.head_step;
     int64_t page = start / heads.page_size, within = start % heads.page_size;
     for (int64_t j = 0; j < kKeys; ++j) {
@@ -320,12 +322,51 @@ inline void locate(const Heads& heads, const Span& span, int64_t kv_head, int64_
         }
         where[j] = first + span.pages[page] * heads.page_step + within * heads.dim;
         if (++within == heads.page_size) ++page, within = 0;
-        for (int64_t at = where[j] * size; at < (where[j] + heads.dim) * size; at += 64) {
-            __builtin_prefetch(static_cast<const uint8_t*>(keys) + at);
-            __builtin_prefetch(static_cast<const uint8_t*>(values) + at);
-        }
     }
 }
+
+// Keys or values that are needed soon: pages are all over the pool.
+PALMETTE_INLINE void fetch(const void* from, const int64_t* where, int64_t count, int64_t dim,
+                           int64_t size) {
+    const auto* const base = static_cast<const uint8_t*>(from);
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t at = where[j] * size; at < (where[j] + dim) * size; at += 64)
+            __builtin_prefetch(base + at);
+}
+
+// Where the keys of two blocks lie, of the one at hand and of the next, which is fetched meanwhile.
+struct Places {
+    const Heads& heads;
+    const Span& span;
+    int64_t kv_head, end;
+    const void *keys, *values;
+    int64_t size;
+    int64_t where[2][kKeys];
+    const int64_t* next;  // or null
+
+    PALMETTE_INLINE void begin(int64_t start) {
+        if (start >= end) return;
+        int64_t* const first = where[start / kKeys % 2];
+        locate(heads, span, kv_head, start, end, first);
+        fetch(keys, first, kKeys, heads.dim, size);
+        fetch(values, first, kKeys, heads.dim, size);
+    }
+
+    PALMETTE_INLINE const int64_t* block(int64_t start) {
+        int64_t* const after = where[start / kKeys % 2 ^ 1];
+        const bool is_last = start + kKeys >= end;
+        if (!is_last) locate(heads, span, kv_head, start + kKeys, end, after);
+        next = is_last ? nullptr : after;
+        return where[start / kKeys % 2];
+    }
+
+    PALMETTE_INLINE void fetch_keys(int64_t first, int64_t count) const {
+        if (next) fetch(keys, next + first, count, heads.dim, size);
+    }
+    PALMETTE_INLINE void fetch_values(int64_t first, int64_t count) const {
+        if (next) fetch(values, next + first, count, heads.dim, size);
+    }
+};
 
 // Query heads of some rows that go through the keys of one head together.
 struct Together {
@@ -350,6 +391,14 @@ inline Reach of_all(const Heads& heads, float* out, int64_t ldo) { return {-1, o
 inline Reach of_one(const Heads& heads, int64_t stretch, float* parts) {
     const int64_t size = stretch_size(heads.dim);
     return {stretch, parts, heads.num_heads * size, size};
+}
+
+inline int64_t first_of(const Reach& reach) { return reach.stretch < 0 ? 0 : reach.stretch * kStretch; }
+
+// Of keys up to `end`.
+inline int64_t last_of(const Reach& reach, int64_t end) {
+    const int64_t last = first_of(reach) + kStretch;
+    return reach.stretch >= 0 && last < end ? last : end;
 }
 
 inline Together together(const Heads& heads, const Span& span, int64_t kv_head, int64_t first,
@@ -394,8 +443,7 @@ void go_through(Together& queries, int64_t dim, const Reach& reach, const float*
     float peaks[kMaxQueries], totals[kMaxQueries];
     const std::size_t num_bytes = sizeof(float) * static_cast<std::size_t>(dim);
     const bool is_part = reach.stretch >= 0;
-    const int64_t first = is_part ? reach.stretch * kStretch : 0;
-    const int64_t last = is_part && first + kStretch < end ? first + kStretch : end;
+    const int64_t first = first_of(reach), last = last_of(reach, end);
     for (int64_t start = first; start == first || start < last; start += kStretch) {
         const int64_t stop = start + kStretch < last ? start + kStretch : last;
         begin();
@@ -448,11 +496,12 @@ inline float joined(const float* parts, int64_t step, int64_t num_stretches, int
     return total;
 }
 
-// From the scores of one query over the keys from `start` on to their weights, of which `keep(k, w)`
-// takes 16 at a time and returns them as they are used; what was summed before is scaled.
-template <class Keep>
+// From the scores of one query over the keys from `start` on to their weights, by `raise` to the
+// powers of e, of which `keep(k, w)` takes 16 at a time and returns them as they are used; what was
+// summed before is scaled.
+template <class Raise, class Keep>
 inline void weigh(Together& queries, int64_t i, int64_t start, float* scores, float* sums,
-                  int64_t dim, const Keep& keep) {
+                  int64_t dim, const Raise& raise, const Keep& keep) {
     const int64_t num_seen = queries.num_seen[i] - start;
     for (int64_t j = num_seen > 0 ? num_seen : 0; j < kKeys; ++j) scores[j] = -INFINITY;
     Floats s[4];
@@ -463,7 +512,7 @@ inline void weigh(Together& queries, int64_t i, int64_t start, float* scores, fl
         return;
     }
     const float before = queries.peak[i], now = most > before ? most : before;
-    for (int k = 0; k < 4; ++k) s[k] = keep(k, exp(s[k] - all(now)));
+    for (int k = 0; k < 4; ++k) s[k] = keep(k, raise(s[k] - all(now)));
     const float added = sum((s[0] + s[1]) + (s[2] + s[3]));
     if (now != before) {
         const Floats scale = exp(all(before - now));
@@ -489,20 +538,14 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
     alignas(64) float block[kMaxDim * kLanes];
-    int64_t places[2][kKeys];  // of the block at hand, and of the next
-    constexpr int64_t size = is_bf16 ? 2 : 4;
-    const int64_t begin = reach.stretch < 0 ? 0 : reach.stretch * kStretch;
-    if (begin < end) {
-        locate(heads, span, kv_head, begin, end, keys, values, size, places[begin / kKeys % 2]);
-    }
+    Places places{heads, span, kv_head, last_of(reach, end), keys, values, is_bf16 ? 2 : 4, {}, nullptr};
+    places.begin(first_of(reach));
     const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
-        const int64_t* const where = places[start / kKeys % 2];
-        if (start + kKeys < end) {
-            locate(heads, span, kv_head, start + kKeys, end, keys, values, size,
-                   places[start / kKeys % 2 ^ 1]);
-        }
+        const int64_t* const where = places.block(start);
         for (int64_t part = 0; part < num_keys; part += kLanes) {
+            places.fetch_keys(part, kLanes);
+            places.fetch_values(part, kLanes);
             for (int64_t d = 0; d < dim; d += kLanes) {
                 Floats v[16];
                 for (int j = 0; j < kLanes; ++j) v[j] = load_kv<is_bf16>(keys, where[part + j] + d);
@@ -518,10 +561,12 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
         }
         for (int64_t i = 0; i < count; ++i) {
             float* const own = scores + i * kKeys;
-            weigh(rows, i, start, own, sums + i * dim, dim, [own](int k, Floats weights) {
-                store(own + k * kLanes, weights);
-                return weights;
-            });
+            weigh(
+                rows, i, start, own, sums + i * dim, dim, [](Floats x) { return exp(x); },
+                [own](int k, Floats weights) {
+                    store(own + k * kLanes, weights);
+                    return weights;
+                });
         }
         for (int64_t i = 0; i < count; i += kQueries) {
             with_count<kQueries>(count - i, [&](auto some) {

@@ -132,6 +132,12 @@ inline void pairs_q8(const uint8_t* w, int64_t size, int64_t k, const int16_t* x
     }
 }
 
+inline __m512 vector_of(Floats v) {
+    __m512 out;
+    std::memcpy(&out, &v, sizeof out);
+    return out;
+}
+
 inline Floats floats_of(__m512 v) {
     Floats out;
     std::memcpy(&out, &v, sizeof out);
@@ -214,45 +220,69 @@ void multiply_some(const Linear& linear, const Rows& rows, int64_t num_rows, flo
 
 inline __m512i words_at(const void* from) { return _mm512_loadu_si512(from); }
 
-template <int R>
-inline void pair_scores(const uint32_t* const* queries, const uint32_t* keys, int64_t num_pairs,
-                        float* scores) {
-    __m512 acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < num_pairs; ++i) {
-        const __m512i k = words_at(keys + i * kLanes);
-        for (int r = 0; r < R; ++r) {
-            const __m512i q = _mm512_set1_epi32(static_cast<int32_t>(queries[r][i]));
-            acc[r] = multiply_pairs(acc[r], q, k);
-        }
-    }
-    for (int r = 0; r < R; ++r) _mm512_storeu_ps(scores + r * kKeys, acc[r]);
+constexpr int kPairQueries = 6;  // query heads whose sums over four vectors fit the registers
+
+// e to the x for x <= 0, within 3 millionths, and 1 for 0: for weights that are then rounded to
+// bfloat16, a thousand times as coarse. Below 2^-126 it is 0.
+inline __m512 raised(__m512 x) {
+    const __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
+    const __mmask16 is_some = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    const __m512 rounding = _mm512_set1_ps(12582912.0f);  // leaves an integer in the lowest bits
+    const __m512 shifted = _mm512_add_ps(power, rounding);
+    const __m512 rest = _mm512_sub_ps(power, _mm512_sub_ps(shifted, rounding));
+    __m512 p = _mm512_set1_ps(9.58285e-3f);
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(5.590643e-2f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.24024099f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(0.69312419f));
+    p = _mm512_fmadd_ps(p, rest, _mm512_set1_ps(1.0f));
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(is_some, _mm512_castps_si512(p), exponent));
 }
 
-// Sums of 32 dimensions of a value: the first vector of each row holds 0-3, 8-11, 16-19, 24-27.
-template <int R>
-inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t num_pairs,
-                        const uint32_t* weights, int64_t ldw, float* sums, int64_t ld) {
-    __m512 low[R], high[R];
-    for (int r = 0; r < R; ++r) {
-        low[r] = _mm512_loadu_ps(sums + r * ld);
-        high[r] = _mm512_loadu_ps(sums + r * ld + kLanes);
-    }
+// Scores of R query heads for 16 keys in each of P vectors.
+template <int R, int P>
+inline void pair_scores(const uint32_t* const* queries, const uint32_t* keys, int64_t num_pairs,
+                        float* scores) {
+    __m512 acc[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) acc[r][p] = _mm512_setzero_ps();
     for (int64_t i = 0; i < num_pairs; ++i) {
-        const __m512i one = words_at(values + where[2 * i]);
-        const __m512i other = words_at(values + where[2 * i + 1]);
-        const __m512i first = _mm512_unpacklo_epi16(one, other);
-        const __m512i second = _mm512_unpackhi_epi16(one, other);
+        __m512i k[P];
+        for (int p = 0; p < P; ++p) k[p] = words_at(keys + (p * num_pairs + i) * kLanes);
         for (int r = 0; r < R; ++r) {
-            const __m512i w = _mm512_set1_epi32(static_cast<int32_t>(weights[r * ldw + i]));
-            low[r] = multiply_pairs(low[r], w, first);
-            high[r] = multiply_pairs(high[r], w, second);
+            const __m512i q = _mm512_set1_epi32(static_cast<int32_t>(queries[r][i]));
+            for (int p = 0; p < P; ++p) acc[r][p] = multiply_pairs(acc[r][p], q, k[p]);
         }
     }
-    for (int r = 0; r < R; ++r) {
-        _mm512_storeu_ps(sums + r * ld, low[r]);
-        _mm512_storeu_ps(sums + r * ld + kLanes, high[r]);
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) _mm512_storeu_ps(scores + r * kKeys + p * kLanes, acc[r][p]);
+}
+
+// Sums of C times 32 dimensions of a value: the first vector of 32 holds 0-3, 8-11, 16-19, 24-27.
+template <int R, int C>
+inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t num_pairs,
+                        const uint32_t* weights, int64_t ldw, float* sums, int64_t ld,
+                        const Places* ahead) {
+    __m512 acc[R][2 * C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < 2 * C; ++c) acc[r][c] = _mm512_loadu_ps(sums + r * ld + c * kLanes);
+    for (int64_t i = 0; i < num_pairs; ++i) {
+        __m512i pair[2 * C];
+        for (int c = 0; c < C; ++c) {
+            const __m512i one = words_at(values + where[2 * i] + 32 * c);
+            const __m512i other = words_at(values + where[2 * i + 1] + 32 * c);
+            pair[2 * c] = _mm512_unpacklo_epi16(one, other);
+            pair[2 * c + 1] = _mm512_unpackhi_epi16(one, other);
+        }
+        if (ahead) ahead->fetch_values(2 * i, 2);
+        for (int r = 0; r < R; ++r) {
+            const __m512i w = _mm512_set1_epi32(static_cast<int32_t>(weights[r * ldw + i]));
+            for (int c = 0; c < 2 * C; ++c) acc[r][c] = multiply_pairs(acc[r][c], w, pair[c]);
+        }
     }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < 2 * C; ++c) _mm512_storeu_ps(sums + r * ld + c * kLanes, acc[r][c]);
 }
 
 void put_pairs(float* out, const float* sums, float total, int64_t dim) {
@@ -271,58 +301,69 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
     Together rows = together(heads, span, kv_head, first, last, queries, ldq, reach);
     const int64_t count = rows.count, end = rows.most_seen;
     alignas(64) uint32_t query[kMaxQueries * kMaxDim / 2];
-    alignas(64) uint32_t block[kMaxDim / 2 * kLanes];
+    alignas(64) uint32_t block[kMaxDim / 2 * kKeys];
     alignas(64) uint32_t weights[kMaxQueries * kKeys / 2];
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
     const uint32_t* pairs[kMaxQueries];
-    int64_t places[2][kKeys];  // of the block at hand, and of the next
     for (int64_t i = 0; i < count; ++i) {
         pairs[i] = query + i * num_pairs;
         round_to_bf16(rows.query[i], dim, reinterpret_cast<uint16_t*>(query + i * num_pairs));
     }
-    const int64_t begin = reach.stretch < 0 ? 0 : reach.stretch * kStretch;
-    if (begin < end) {
-        locate(heads, span, kv_head, begin, end, keys, values, 2, places[begin / kKeys % 2]);
-    }
+    Places places{heads, span, kv_head, last_of(reach, end), keys, values, 2, {}, nullptr};
+    places.begin(first_of(reach));
     const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
-        const int64_t* const where = places[start / kKeys % 2];
-        if (start + kKeys < end) {
-            locate(heads, span, kv_head, start + kKeys, end, keys, values, 2,
-                   places[start / kKeys % 2 ^ 1]);
-        }
+        const int64_t* const where = places.block(start);
         for (int64_t part = 0; part < num_keys; part += kLanes) {
+            places.fetch_keys(part, kLanes);
             for (int64_t pair = 0; pair < num_pairs; pair += kLanes) {
                 Floats v[16];  // two dimensions each, only moved
                 for (int j = 0; j < kLanes; ++j) v[j] = load<Floats>(keys + where[part + j] + 2 * pair);
                 transpose(v);
-                for (int i = 0; i < kLanes; ++i) store(block + (pair + i) * kLanes, v[i]);
+                uint32_t* const to = block + (part / kLanes * num_pairs + pair) * kLanes;
+                for (int i = 0; i < kLanes; ++i) store(to + i * kLanes, v[i]);
             }
-            for (int64_t i = 0; i < count; i += kQueries) {
-                with_count<kQueries>(count - i, [&](auto some) {
-                    pair_scores<decltype(some)::value>(pairs + i, block, num_pairs,
-                                                       scores + i * kKeys + part);
-                });
-            }
+        }
+        for (int64_t i = 0; i < count; i += kPairQueries) {
+            with_count<kPairQueries>(count - i, [&](auto some) {
+                constexpr int R = decltype(some)::value;
+                float* const own = scores + i * kKeys;
+                if (num_keys > kKeys - kLanes) {
+                    pair_scores<R, 4>(pairs + i, block, num_pairs, own);
+                    return;
+                }
+                for (int64_t part = 0; part < num_keys; part += kLanes)
+                    pair_scores<R, 1>(pairs + i, block + part * num_pairs, num_pairs, own + part);
+            });
         }
         for (int64_t i = 0; i < count; ++i) {
             auto* const own = reinterpret_cast<uint16_t*>(weights + i * kKeys / 2);
-            weigh(rows, i, start, scores + i * kKeys, sums + i * dim, dim,
-                  [own](int k, Floats exact) {
-                      const Halves rounded = to_bf16(exact);
-                      store(own + k * kLanes, rounded);
-                      return from_bf16(rounded);
-                  });
-        }
-        for (int64_t d = 0; d < dim; d += 32) {
-            for (int64_t i = 0; i < count; i += kQueries) {
-                with_count<kQueries>(count - i, [&](auto some) {
-                    pair_gather<decltype(some)::value>(values + d, where, (num_keys + 1) / 2,
-                                                       weights + i * kKeys / 2, kKeys / 2,
-                                                       sums + i * dim + d, dim);
+            weigh(
+                rows, i, start, scores + i * kKeys, sums + i * dim, dim,
+                [](Floats x) { return floats_of(raised(vector_of(x))); },
+                [own](int k, Floats exact) {
+                    const Halves rounded = to_bf16(exact);
+                    store(own + k * kLanes, rounded);
+                    return from_bf16(rounded);
                 });
-            }
+        }
+        const int64_t key_pairs = (num_keys + 1) / 2;
+        for (int64_t i = 0; i < count; i += kPairQueries) {
+            with_count<kPairQueries>(count - i, [&](auto some) {
+                constexpr int R = decltype(some)::value;
+                const uint32_t* const own = weights + i * kKeys / 2;
+                const Places* const ahead = i == 0 ? &places : nullptr;
+                int64_t d = 0;
+                for (; d + 64 <= dim; d += 64) {
+                    pair_gather<R, 2>(values + d, where, key_pairs, own, kKeys / 2,
+                                      sums + i * dim + d, dim, d == 0 ? ahead : nullptr);
+                }
+                for (; d < dim; d += 32) {
+                    pair_gather<R, 1>(values + d, where, key_pairs, own, kKeys / 2,
+                                      sums + i * dim + d, dim, d == 0 ? ahead : nullptr);
+                }
+            });
         }
     };
     go_through_apart(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
@@ -334,24 +375,24 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
 // then, and the softmax no steps across lanes. Every sum has the terms of `attend_in_pairs` in their
 // order, so that the bits are the same.
 
-inline __m512 vector_of(Floats v) {
-    __m512 out;
-    std::memcpy(&out, &v, sizeof out);
-    return out;
-}
-
 // As a number of its own: a product that goes into a sum would otherwise be joined with it.
 inline __m512 rounded(__m512 v) {
     asm("" : "+v"(v));
     return v;
 }
 
+// Words of the lower half and of the upper one in turn.
+alignas(64) constexpr uint16_t kInTurn[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,
+                                              21, 6, 22, 7, 23, 8,  24, 9,  25, 10, 26,
+                                              11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
 template <int V> class Lanes {
 public:
     Lanes(const Heads& heads, const Span& span, int64_t kv_head, const Together& rows,
-          const uint16_t* keys, const uint16_t* values)
-        : heads_(heads), span_(span), kv_head_(kv_head), keys_(keys), values_(values),
-          end_(rows.most_seen), least_seen_(rows.most_seen) {
+          const uint16_t* keys, const uint16_t* values, const Reach& reach)
+        : heads_(heads), keys_(keys), values_(values), end_(rows.most_seen),
+          least_seen_(rows.most_seen),
+          places_{heads, span, kv_head, last_of(reach, end_), keys, values, 2, {}, nullptr} {
         alignas(64) uint16_t taken[kMaxDim];
         alignas(64) int32_t seen[kWidth];
         std::memset(query_, 0, sizeof(uint32_t) * static_cast<std::size_t>(heads.dim / 2 * kWidth));
@@ -367,11 +408,7 @@ public:
                 std::memcpy(query_ + pair * kWidth + i, taken + 2 * pair, sizeof(uint32_t));
             }
         }
-    }
-
-    void find(int64_t start) {
-        if (start >= end_) return;
-        locate(heads_, span_, kv_head_, start, end_, keys_, values_, 2, places_[start / kKeys % 2]);
+        places_.begin(first_of(reach));
     }
 
     void begin() {
@@ -384,9 +421,11 @@ public:
 
     void block(int64_t start) {
         const int64_t num_keys = end_ - start < kKeys ? end_ - start : kKeys;
-        const int64_t* const where = places_[start / kKeys % 2];
-        find(start + kKeys);
-        for (int64_t j = 0; j < num_keys; j += kTogether) score(where + j, scores_ + j * kWidth);
+        const int64_t* const where = places_.block(start);
+        for (int64_t j = 0; j < num_keys; j += kTogether) {
+            places_.fetch_keys(j, kTogether);
+            score(where + j, scores_ + j * kWidth);
+        }
         for (int64_t j = least_seen_ - start < 0 ? 0 : least_seen_ - start; j < kKeys; ++j) {
             for (int v = 0; v < V; ++v) hide(start + j, v, scores_ + j * kWidth + v * kLanes);
         }
@@ -462,6 +501,7 @@ private:
         scale_[v] = vector_of(exp(floats_of(_mm512_sub_ps(peak_[v], peak))));
         peak_[v] = now;
         const __m512i halves = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+        const __m512i in_turn = _mm512_load_si512(kInTurn);
         __m512 added[kLanes];
         for (int l = 0; l < kLanes; l += 2) {
             __m512 even[4], odd[4];
@@ -469,9 +509,8 @@ private:
                 const int64_t j = k * kLanes + l;
                 const __m512 one = _mm512_sub_ps(_mm512_load_ps(scores + j * kWidth), peak);
                 const __m512 other = _mm512_sub_ps(_mm512_load_ps(scores + (j + 1) * kWidth), peak);
-                const Words first = bits_of(exp(floats_of(one))), second = bits_of(exp(floats_of(other)));
-                const __m512i pair = _mm512_or_si512(
-                    _mm512_srli_epi32(words_of(first), 16), _mm512_and_si512(words_of(second), halves));
+                const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh(raised(other), raised(one));
+                const __m512i pair = _mm512_permutexvar_epi16(in_turn, apart);
                 _mm512_store_si512(weights_ + j / 2 * kWidth + v * kLanes, pair);
                 even[k] = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
                 odd[k] = _mm512_castsi512_ps(_mm512_and_si512(pair, halves));
@@ -484,21 +523,10 @@ private:
         total_[v] = _mm512_add_ps(rounded(_mm512_mul_ps(total_[v], scale_[v])), added[0]);
     }
 
-    // With the upper half rounded to bfloat16, to the nearest, ties to even.
-    static Words bits_of(Floats exact) {
-        const Words bits = as_words(exact);
-        return bits + 0x7fffu + ((bits >> 16) & 1u);
-    }
-
-    static __m512i words_of(Words v) {
-        __m512i out;
-        std::memcpy(&out, &v, sizeof out);
-        return out;
-    }
-
     // Pairs of values, dimension by dimension in the order of `pair_gather`.
     void mix(const int64_t* where, int64_t num_pairs) {
         for (int64_t i = 0; i < num_pairs; ++i) {
+            places_.fetch_values(2 * i, 2);
             for (int64_t d = 0; d < heads_.dim; d += 32) {
                 const __m512i one = words_at(values_ + where[2 * i] + d);
                 const __m512i other = words_at(values_ + where[2 * i + 1] + d);
@@ -531,12 +559,11 @@ private:
     }
 
     const Heads& heads_;
-    const Span& span_;
-    const int64_t kv_head_;
     const uint16_t* const keys_;
     const uint16_t* const values_;
     const int64_t end_;
     int64_t least_seen_;
+    Places places_;
     __m512i seen_[V];  // how many keys, of each lane
     __m512 peak_[V], total_[V], scale_[V];
     alignas(64) uint32_t query_[kMaxDim / 2 * kWidth];    // [pair of dimensions][lane]
@@ -544,7 +571,6 @@ private:
     alignas(64) uint32_t weights_[kKeys / 2 * kWidth];    // [pair of keys][lane]
     alignas(64) uint32_t mixed_[kKeys / 2 * kMaxDim];     // [pair of keys][dimension]
     alignas(64) float sums_[kMaxDim * kWidth];            // [dimension][lane]
-    int64_t places_[2][kKeys];  // of the block at hand, and of the next
 };
 
 template <int V>
@@ -553,8 +579,7 @@ void attend_in_lanes(const Heads& heads, const Span& span, int64_t kv_head, int6
                      const uint16_t* values, const Reach& reach) {
     Together rows = together(heads, span, kv_head, first, last, queries, ldq, reach);
     alignas(64) float sums[kMaxQueries * kMaxDim];
-    Lanes<V> lanes(heads, span, kv_head, rows, keys, values);
-    lanes.find(reach.stretch < 0 ? 0 : reach.stretch * kStretch);
+    Lanes<V> lanes(heads, span, kv_head, rows, keys, values, reach);
     go_through(
         rows, heads.dim, reach, sums, [&] { lanes.begin(); },
         [&](int64_t start) { lanes.block(start); }, [&] { lanes.finish(rows, sums); },

@@ -190,26 +190,52 @@ PALMETTE_INLINE Floats from_half(Halves bits) {
     return as_floats(as_words(magnitude) | ((wide & 0x8000u) << 16));
 }
 
-// In halves, so that the order of the sum is the same wherever it is taken.
-PALMETTE_INLINE float sum(Floats v) {
-    float a[16];
-    store(a, v);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) a[i] += a[i + width];
-    return a[0];
+PALMETTE_INLINE Floats max(Floats a, Floats b) {
+    for (int i = 0; i < kParts; ++i) a.p[i] = a.p[i] < b.p[i] ? b.p[i] : a.p[i];
+    return a;
 }
 
-PALMETTE_INLINE Floats max(Floats a, Floats b) {
-    const Words is_less = less(a, b);
-    return as_floats((as_words(b) & is_less) | (as_words(a) & ~is_less));
+#if PALMETTE_WIDTH == 64
+#define PALMETTE_EACH(f, w)                                                                        \
+    f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w), f(8, w), f(9, w),      \
+        f(10, w), f(11, w), f(12, w), f(13, w), f(14, w), f(15, w)
+#elif PALMETTE_WIDTH == 32
+#define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w)
+#else
+#define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w)
+#endif
+#define PALMETTE_OTHER(lane, width) ((lane) ^ (width))
+
+// Joins lanes i and i + 8, then i and i + 4, and so on: in the same order whatever the width.
+template <class Part, class Join> PALMETTE_INLINE Part folded(Part* p, const Join& join) {
+    for (int apart = kParts / 2; apart > 0; apart /= 2)
+        for (int i = 0; i < apart; ++i) p[i] = join(p[i], p[i + apart]);
+    Part v = p[0];
+    if constexpr (kPartLanes > 8) v = join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 8 % kPartLanes)));
+    if constexpr (kPartLanes > 4) v = join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 4 % kPartLanes)));
+    v = join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 2)));
+    return join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 1)));
+}
+
+PALMETTE_INLINE float sum(Floats v) {
+    return folded(v.p, [](FloatPart a, FloatPart b) { return a + b; })[0];
 }
 
 PALMETTE_INLINE float largest(Floats v) {
-    float a[16];
-    store(a, v);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) a[i] = a[i + width] > a[i] ? a[i + width] : a[i];
-    return a[0];
+    return folded(v.p, [](FloatPart a, FloatPart b) { return b > a ? b : a; })[0];
+}
+
+PALMETTE_INLINE int32_t sum(Ints v) {
+    return folded(v.p, [](IntPart a, IntPart b) { return a + b; })[0];
+}
+
+PALMETTE_INLINE int32_t largest(Ints v) {
+    return folded(v.p, [](IntPart a, IntPart b) { return b > a ? b : a; })[0];
+}
+
+PALMETTE_INLINE Ints max(Ints a, Ints b) {
+    for (int i = 0; i < kParts; ++i) a.p[i] = a.p[i] < b.p[i] ? b.p[i] : a.p[i];
+    return a;
 }
 
 // e to the x for x <= 88, within 2 units in the last place: 2^n times a polynomial in what is left,
@@ -233,15 +259,6 @@ PALMETTE_INLINE Floats exp(Floats x) {
     return as_floats(as_words(p * as_floats(power)) & ~is_zero);
 }
 
-#if PALMETTE_WIDTH == 64
-#define PALMETTE_EACH(f, w)                                                                        \
-    f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w), f(8, w), f(9, w),      \
-        f(10, w), f(11, w), f(12, w), f(13, w), f(14, w), f(15, w)
-#elif PALMETTE_WIDTH == 32
-#define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w), f(4, w), f(5, w), f(6, w), f(7, w)
-#else
-#define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w)
-#endif
 #define PALMETTE_SWAP(lane, width) ((lane) & (width)) ? (lane) - (width) + kPartLanes : (lane)
 #define PALMETTE_KEEP(lane, width) ((lane) & (width)) ? (lane) + kPartLanes : (lane) + (width)
 
