@@ -7,7 +7,7 @@ of a text, how far the distributions lie apart (Kullback-Leibler divergence, in 
 and how often the likeliest token is the same. The text is the project's own documentation unless
 another is given.
 
-    OMP_NUM_THREADS=2 python benchmarks/accuracy.py
+    OMP_NUM_THREADS=2 python -m benchmarks.accuracy
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def windows_of(token_ids: Sequence[int], length: int) -> list[list[int]]:
 
 
 def log_probs(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
-    """Of every token in the vocabulary, after each of these tokens. [len(token_ids), vocab_size]"""
+    """Of every token in the vocabulary, after each of these tokens. [len(token_ids), vocab_rows]"""
     config, count = loaded.config, len(token_ids)
     num_pages = -(-count // PAGE_SIZE)
     pool = KVPool(
@@ -124,8 +124,7 @@ def log_probs(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
         logit_rows=positions,
     )
     with torch.inference_mode():
-        logits = loaded.model.forward(batch, pool)[:, : config.vocab_size]
-        return logits.float().log_softmax(-1)
+        return loaded.model.forward(batch, pool).float().log_softmax(-1)
 
 
 def compare(
@@ -176,10 +175,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         }
         for kind in KINDS
     }
-    columns = list(errors[KINDS[0]])
-    table = Table("error of a product", *columns, title="Against float64, as a share")
-    for kind, found in errors.items():
-        table.add_row(kind, *(f"{found[name]:.1e}" for name in columns))
+    table = Table("kernels", *KINDS, title="Products against float64: error, as a share")
+    for name in errors[KINDS[0]]:
+        table.add_row(name, *(f"{errors[kind][name]:.1e}" for kind in KINDS))
     console.print(table)
 
     reference = "float32, torch"

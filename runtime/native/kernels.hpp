@@ -71,23 +71,36 @@ enum class Input : int32_t {
     f32 = 0,
     bf16 = 1,
     i16 = 2,  // of each 32 numbers the largest is 32,767 times their scale
-    i8 = 3,   // of each 32 numbers the largest is 127 times their scale
+    i8 = 3,   // of each 32 numbers the second largest is 127 times their scale; see `Bytes32`
 };
 
 constexpr int64_t size_of(Input input) {
     return input == Input::f32 ? 4 : input == Input::i8 ? 1 : 2;
 }
 
+// What belongs to 32 inputs of 8 bits. The largest of them has more bits: what is kept with the others
+// is what is left of it modulo 16. It would otherwise cost them theirs where it stands out, and models
+// have channels that always do (Dettmers et al., arXiv:2208.07339).
+struct Bytes32 {
+    float scale;
+    float sum;          // of what they mean
+    uint32_t sixteens;  // of the largest in its byte of four inputs, 0 in the other three
+    int32_t place;      // of these four in a block of q4: bytes to their words, and 4 where they are
+                        // the low halves of bytes
+};
+
 struct Rows {
     const void* x;  // [rows][ldx]
     int64_t ldx;
     Input input;
-    // For each row [k / 32]: of i16, the scales of its blocks; of i8, twice as many: their scales,
-    // then their sums; for weights with offsets and f32, the sums of its blocks.
+    // For each row and 32 of its inputs: of i16, their scale; of i8, `Bytes32`; of f32, for weights
+    // with offsets, their sum.
     const float* sums;
 };
 
-constexpr int64_t num_sums(Input input, int64_t k) { return k / 32 * (input == Input::i8 ? 2 : 1); }
+constexpr int64_t num_sums(Input input, int64_t k) { return k / 32 * (input == Input::i8 ? 4 : 1); }
+
+inline const Bytes32* bytes_of(const float* sums) { return reinterpret_cast<const Bytes32*>(sums); }
 
 struct Kernels {
     const char* name;
@@ -105,8 +118,8 @@ struct Kernels {
     void (*round)(const float* x, int64_t n, uint16_t* out);
     // To 16 bits, to the nearest, with the scales [n / 32].
     void (*quantise)(const float* x, int64_t n, int16_t* out, float* scales);
-    // To 8 bits, to the nearest, with the scales [n / 32] and the sums [n / 32] of what they mean.
-    void (*quantise_bytes)(const float* x, int64_t n, int8_t* out, float* scales);
+    // To 8 bits, to the nearest, with [n / 32] of what belongs to them.
+    void (*quantise_bytes)(const float* x, int64_t n, int8_t* out, Bytes32* blocks);
     // Turns pairs (i, i + dim / 2) of a head by the angles whose cosines and sines are given
     // [dim / 2].
     void (*turn)(float* head, int64_t dim, const float* cosines, const float* sines);

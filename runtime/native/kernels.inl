@@ -75,14 +75,13 @@ PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_
 
 #if PALMETTE_WIDTH >= 32
 // Of inputs of 8 bits, in whole numbers but for the scales. A lane adds eight pairs of products in
-// 16 bits, 8 * 2 * 15 * 127 at most.
+// 16 bits, 8 * 2 * 15 * 127 at most, and outliers apart.
 template <int R>
 PALMETTE_INLINE void product_of_bytes(const uint8_t* w, int64_t k, const int8_t* x, int64_t ldx,
                                       const float* sums, int64_t lds, Floats* y) {
-    const int64_t num_blocks = k / kBlock;
     Floats acc[R];
     for (int r = 0; r < R; ++r) acc[r] = all(0.0f);
-    for (int64_t b = 0; b < num_blocks; ++b, w += 320) {
+    for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
         Words part[R];
         for (int r = 0; r < R; ++r) part[r] = Words{};
         for (int quarter = 0; quarter < 4; ++quarter) {
@@ -90,17 +89,22 @@ PALMETTE_INLINE void product_of_bytes(const uint8_t* w, int64_t k, const int8_t*
             const Words low = packed & 0x0f0f0f0fu, high = (packed >> 4) & 0x0f0f0f0fu;
             const int8_t* const at = x + b * kBlock + 8 * quarter;
             for (int r = 0; r < R; ++r) {
-                uint32_t both[2];
-                std::memcpy(both, at + r * ldx, sizeof both);
-                part[r] = with_pairs_of_bytes(part[r], low, both[0]);
-                part[r] = with_pairs_of_bytes(part[r], high, both[1]);
+                uint32_t one, other;
+                std::memcpy(&one, at + r * ldx, sizeof one);
+                std::memcpy(&other, at + r * ldx + 4, sizeof other);
+                part[r] = with_pairs_of_bytes(part[r], low, one);
+                part[r] = with_pairs_of_bytes(part[r], high, other);
             }
         }
         const Floats scale = from_half(load<Halves>(w)), offset = from_half(load<Halves>(w + 32));
         for (int r = 0; r < R; ++r) {
-            const float* const own = sums + r * lds + b;
-            acc[r] += (scale * all(own[0])) * to_floats(sums_of_pairs(part[r]));
-            acc[r] += offset * all(own[num_blocks]);
+            const Bytes32& own = bytes_of(sums + r * lds)[b];
+            const Words packed = load<Words>(w + 64 + (own.place & ~63));
+            const Words sixteenfold = (packed << (own.place & 4)) & 0xf0f0f0f0u;
+            const Words apart = with_pairs_of_bytes(Words{}, sixteenfold, own.sixteens);
+            const Floats both = to_floats(sums_of_pairs(part[r]) + sums_of_pairs(apart));
+            acc[r] += (scale * all(own.scale)) * both;
+            acc[r] += offset * all(own.sum);
         }
     }
     for (int r = 0; r < R; ++r) y[r] = acc[r];
@@ -216,43 +220,65 @@ void round_to_bf16(const float* x, int64_t n, uint16_t* out) {
     for (int64_t i = 0; i < n; i += kLanes) store(out + i, to_bf16(load<Floats>(x + i)));
 }
 
-// Of each 32 numbers the integers up to `most`, 16 at a time to `keep(number, integers)`, in the low
-// bits of words; returns their scale.
-template <class Keep>
-PALMETTE_INLINE float quantised(const float* x, float most, const Keep& keep) {
-    const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
-    // As integers floats without a sign have the same order, and what is no finite number is above.
-    const int32_t bits = largest(max(as_ints(as_words(low) & 0x7fffffffu),
-                                     as_ints(as_words(high) & 0x7fffffffu)));
-    float peak;
-    std::memcpy(&peak, &bits, sizeof peak);
-    const float inverse = peak > 1e-30f ? most / peak : 0.0f;  // a finite one
-    // Adding 1.5 * 2^23 leaves an integer in the lowest bits.
-    keep(0, as_words(low * inverse + 12582912.0f));
-    keep(kLanes, as_words(high * inverse + 12582912.0f));
-    // What is no finite number makes a NaN of the scale, and so of every product.
-    return bits < 0x7f800000 ? peak / most : NAN;
+// Adding it leaves an integer in the lowest bits: it is 1.5 * 2^23.
+constexpr float kRounding = 12582912.0f;
+constexpr uint32_t kRoundingBits = 0x4b400000u;
+constexpr float kLeastScale = 1e-30f;  // of which there is an inverse
+
+PALMETTE_INLINE Words magnitude(Floats v) { return as_words(v) & 0x7fffffffu; }
+
+PALMETTE_INLINE float float_of(int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 void quantise(const float* x, int64_t n, int16_t* out, float* scales) {
     for (int64_t b = 0; b < n / kBlock; ++b, x += kBlock, out += kBlock) {
-        scales[b] = quantised(x, 32767.0f, [out](int64_t at, Words integers) {
-            store(out + at, narrowed(integers));
-        });
+        const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
+        // As integers floats without a sign have the same order, and what is no finite number is above.
+        const int32_t bits = largest(max(as_ints(magnitude(low)), as_ints(magnitude(high))));
+        const float scale = float_of(bits) / 32767.0f;
+        const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
+        store(out, narrowed(as_words(low * inverse + kRounding)));
+        store(out + kLanes, narrowed(as_words(high * inverse + kRounding)));
+        // What is no finite number makes a NaN of the scale, and so of every product.
+        scales[b] = bits < 0x7f800000 ? scale : NAN;
     }
 }
 
-void quantise_bytes(const float* x, int64_t n, int8_t* out, float* scales) {
-    const int64_t num_blocks = n / kBlock;
-    for (int64_t b = 0; b < num_blocks; ++b, x += kBlock, out += kBlock) {
-        Words together{};
-        scales[b] = quantised(x, 127.0f, [&](int64_t at, Words integers) {
-            store(out + at, narrowed_twice(integers));
-            together = together + integers;
-        });
-        // The numbers that were added for the rounding are no part of the sum.
-        const Words apart = together + (0u - 2u * 0x4b400000u);
-        scales[num_blocks + b] = scales[b] * static_cast<float>(sum(as_ints(apart)));
+alignas(64) constexpr uint32_t kNumbers[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                               11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                               22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+
+void quantise_bytes(const float* x, int64_t n, int8_t* out, Bytes32* blocks) {
+    for (int64_t b = 0; b < n / kBlock; ++b, x += kBlock, out += kBlock) {
+        const Floats low = load<Floats>(x), high = load<Floats>(x + kLanes);
+        // The lowest bits say which it is.
+        const Ints first = as_ints((magnitude(low) & ~31u) | load<Words>(kNumbers));
+        const Ints second = as_ints((magnitude(high) & ~31u) | load<Words>(kNumbers + kLanes));
+        const int32_t most = largest(max(first, second));
+        const int32_t next = largest(max(other_than(first, most), other_than(second, most)));
+        const int64_t place = most & 31;
+        const float peak = std::fabs(x[place]);
+        const float others = float_of(next | 31) * (1.0f / 127.0f), own = peak * (1.0f / 2159.0f);
+        const float scale = others > own ? others : own;
+        const float inverse = scale > kLeastScale ? 1.0f / scale : 0.0f;
+        const Words whole[2] = {as_words(low * inverse + kRounding),
+                                as_words(high * inverse + kRounding)};
+        for (int half = 0; half < 2; ++half) store(out + half * kLanes, narrowed_twice(whole[half]));
+        uint32_t integers[32];
+        for (int half = 0; half < 2; ++half) store(integers + half * kLanes, whole[half]);
+        const auto largest_one = static_cast<int32_t>(integers[place] - kRoundingBits);
+        const int32_t rounded = (largest_one + 8) >> 4;
+        const int32_t sixteens = rounded > 127 ? 127 : rounded < -127 ? -127 : rounded;
+        out[place] = static_cast<int8_t>(largest_one - 16 * sixteens);
+        const Words together = whole[0] + whole[1] + (0u - 2u * kRoundingBits);
+        // What is no finite number makes a NaN of the scale, and so of every product.
+        blocks[b].scale = most < 0x7f800000 ? scale : NAN;
+        blocks[b].sum = blocks[b].scale * static_cast<float>(sum(as_ints(together)));
+        blocks[b].sixteens = static_cast<uint32_t>(sixteens & 255) << (place % 4 * 8);
+        blocks[b].place = static_cast<int32_t>(place / 8 * 64 + (place % 8 < 4 ? 4 : 0));
     }
 }
 

@@ -20,10 +20,12 @@ inline __m512 multiply_pairs(__m512 sum, __m512i x, __m512i w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
 }
 
-inline __m512i pair_at(const uint16_t* x) {
-    int32_t both;
-    std::memcpy(&both, x, sizeof both);
-    return _mm512_set1_epi32(both);
+// Four bytes in each lane: two numbers of 16 bits, or four of 8.
+inline __m512i word_at(const void* from) {
+    // Of an integer the compiler would load it into another register first.
+    float word;
+    std::memcpy(&word, from, sizeof word);
+    return _mm512_castps_si512(_mm512_set1_ps(word));
 }
 
 inline __m512 half_at(const uint8_t* from) {
@@ -40,7 +42,7 @@ inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t
         __m512i wi[T];
         for (int t = 0; t < T; ++t) wi[t] = _mm512_loadu_si512(w + t * size + 32 * i);
         for (int r = 0; r < R; ++r) {
-            const __m512i xi = pair_at(x + r * ldx + i);
+            const __m512i xi = word_at(x + r * ldx + i);
             for (int t = 0; t < T; ++t) y[r][t] = multiply_pairs(y[r][t], xi, wi[t]);
         }
     }
@@ -50,10 +52,9 @@ template <int R, int T>
 inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
                      const float* sums, int64_t lds, __m512 (*y)[T]) {
     const __m512i nibbles = _mm512_set1_epi8(15);
-    const int64_t num_blocks = k / kBlock;
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < num_blocks; ++b, w += 320) {
+    for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
         __m512i part[R][T];
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
@@ -66,23 +67,31 @@ inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x,
             }
             const int8_t* const at = x + b * kBlock + 8 * quarter;
             for (int r = 0; r < R; ++r) {
-                int32_t both[2];
-                std::memcpy(both, at + r * ldx, sizeof both);
-                const __m512i one = _mm512_set1_epi32(both[0]);
-                const __m512i other = _mm512_set1_epi32(both[1]);
+                const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 4);
                 for (int t = 0; t < T; ++t) {
                     part[r][t] = _mm512_dpbusd_epi32(part[r][t], low[t], one);
                     part[r][t] = _mm512_dpbusd_epi32(part[r][t], high[t], other);
                 }
             }
         }
+        for (int r = 0; r < R; ++r) {
+            const Bytes32& own = bytes_of(sums + r * lds)[b];
+            const uint8_t* const at = w + 64 + (own.place & ~63);
+            const __m128i shift = _mm_cvtsi32_si128(own.place & 4);
+            const __m512i sixteens = word_at(&own.sixteens);
+            for (int t = 0; t < T; ++t) {
+                const __m512i packed = _mm512_sll_epi32(_mm512_loadu_si512(at + t * size), shift);
+                const __m512i sixteenfold = _mm512_andnot_si512(nibbles, packed);
+                part[r][t] = _mm512_dpbusd_epi32(part[r][t], sixteenfold, sixteens);
+            }
+        }
         for (int t = 0; t < T; ++t) {
             const __m512 scale = half_at(w + t * size), offset = half_at(w + t * size + 32);
             for (int r = 0; r < R; ++r) {
-                const float* const own = sums + r * lds + b;
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own[0]));
+                const Bytes32& own = bytes_of(sums + r * lds)[b];
+                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own.scale));
                 y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
-                y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(own[num_blocks]), y[r][t]);
+                y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(own.sum), y[r][t]);
             }
         }
     }
@@ -112,10 +121,7 @@ inline void pairs_q8(const uint8_t* w, int64_t size, int64_t k, const int16_t* x
             }
             const int16_t* at = x + b * kBlock + 4 * word;
             for (int r = 0; r < R; ++r) {
-                int32_t both[2];
-                std::memcpy(both, at + r * ldx, sizeof both);
-                const __m512i one = _mm512_set1_epi32(both[0]);
-                const __m512i other = _mm512_set1_epi32(both[1]);
+                const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 2);
                 for (int t = 0; t < T; ++t) {
                     part[r][t] = _mm512_dpwssd_epi32(part[r][t], one, low[t]);
                     part[r][t] = _mm512_dpwssd_epi32(part[r][t], other, high[t]);
@@ -180,8 +186,9 @@ inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, cons
     }
 }
 
-// The accumulators of so many rows and two tiles fit the registers.
-template <Format format> constexpr int kPairRows = format == Format::bf16 ? 12 : 6;
+// The accumulators of so many rows and two tiles fit the registers, with what the loop takes besides.
+template <Format format>
+constexpr int kPairRows = format == Format::bf16 ? 12 : format == Format::q4 ? 4 : 6;
 
 template <Format format>
 void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows, float* y,
@@ -251,7 +258,7 @@ inline void pair_scores(const uint32_t* const* queries, const uint32_t* keys, in
         __m512i k[P];
         for (int p = 0; p < P; ++p) k[p] = words_at(keys + (p * num_pairs + i) * kLanes);
         for (int r = 0; r < R; ++r) {
-            const __m512i q = _mm512_set1_epi32(static_cast<int32_t>(queries[r][i]));
+            const __m512i q = word_at(queries[r] + i);
             for (int p = 0; p < P; ++p) acc[r][p] = multiply_pairs(acc[r][p], q, k[p]);
         }
     }
@@ -277,7 +284,7 @@ inline void pair_gather(const uint16_t* values, const int64_t* where, int64_t nu
         }
         if (ahead) ahead->fetch_values(2 * i, 2);
         for (int r = 0; r < R; ++r) {
-            const __m512i w = _mm512_set1_epi32(static_cast<int32_t>(weights[r * ldw + i]));
+            const __m512i w = word_at(weights + r * ldw + i);
             for (int c = 0; c < 2 * C; ++c) acc[r][c] = multiply_pairs(acc[r][c], w, pair[c]);
         }
     }
@@ -469,7 +476,7 @@ private:
             __m512i q[V];
             for (int v = 0; v < V; ++v) q[v] = words_at(query_ + pair * kWidth + v * kLanes);
             for (int j = 0; j < kTogether; ++j) {
-                const __m512i k = pair_at(keys_ + where[j] + 2 * pair);
+                const __m512i k = word_at(keys_ + where[j] + 2 * pair);
                 for (int v = 0; v < V; ++v) acc[j][v] = multiply_pairs(acc[j][v], q[v], k);
             }
         }
@@ -549,8 +556,7 @@ private:
             __m512i w[V];
             for (int v = 0; v < V; ++v) w[v] = words_at(weights_ + pair * kWidth + v * kLanes);
             for (int i = 0; i < kTogether; ++i) {
-                const uint32_t both = mixed_[pair * heads_.dim + d + i];
-                const __m512i value = _mm512_set1_epi32(static_cast<int32_t>(both));
+                const __m512i value = word_at(mixed_ + pair * heads_.dim + d + i);
                 for (int v = 0; v < V; ++v) acc[i][v] = multiply_pairs(acc[i][v], w[v], value);
             }
         }

@@ -93,7 +93,7 @@ Rows Llama::taken(const float* x, int64_t count, const Linear& next) {
         } else if (input == Input::i16) {
             kernels_.quantise(from, n, static_cast<int16_t*>(to), sums);
         } else {
-            kernels_.quantise_bytes(from, n, static_cast<int8_t*>(to), sums);
+            kernels_.quantise_bytes(from, n, static_cast<int8_t*>(to), reinterpret_cast<Bytes32*>(sums));
         }
     });
     return completed(count, next);
@@ -246,7 +246,7 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
     room(gated_, t * shape_.inner);
     room(normal_, t * h);
     room(input_, t * widest);
-    room(sums_, t * widest / 16);
+    room(sums_, t * widest / 8);
     rows(t, h, [&](int64_t row) {
         read_row(embedding_, batch.token_ids[row], hidden_.data() + row * h);
     });

@@ -98,7 +98,9 @@ void multiply(const std::string& name, bool is_exact, const Linear& linear, std:
                 break;
             case Input::bf16: kernels.round(from, k, static_cast<uint16_t*>(to)); break;
             case Input::i16: kernels.quantise(from, k, static_cast<int16_t*>(to), own); break;
-            case Input::i8: kernels.quantise_bytes(from, k, static_cast<int8_t*>(to), own); break;
+            case Input::i8:
+                kernels.quantise_bytes(from, k, static_cast<int8_t*>(to), reinterpret_cast<Bytes32*>(own));
+                break;
         }
     }
     kernels.multiply(linear, {taken.data(), k, input, sums.data()}, rows, at<float>(y),

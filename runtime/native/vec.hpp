@@ -84,6 +84,7 @@ PALMETTE_SCALAR(Words, uint32_t, +)
 PALMETTE_SCALAR(Words, uint32_t, &)
 PALMETTE_SCALAR(Words, int, <<)
 PALMETTE_SCALAR(Words, int, >>)
+PALMETTE_BINARY(Ints, +)
 PALMETTE_SCALAR(Ints, int, >>)
 
 PALMETTE_INLINE Floats& operator+=(Floats& a, Floats b) { return a = a + b; }
@@ -116,6 +117,12 @@ PALMETTE_SEEN_AS(as_floats, Words, Floats, FloatPart)
 PALMETTE_SEEN_AS(as_words, Floats, Words, WordPart)
 PALMETTE_SEEN_AS(as_ints, Words, Ints, IntPart)
 
+// 0 in the lanes that are `number`.
+PALMETTE_INLINE Ints other_than(Ints v, int32_t number) {
+    for (int i = 0; i < kParts; ++i) v.p[i] &= (IntPart)(v.p[i] != number);
+    return v;
+}
+
 PALMETTE_INLINE Words widened(Halves v) {
     Words wide;
     for (int i = 0; i < kParts; ++i) wide.p[i] = __builtin_convertvector(v.p[i], WordPart);
@@ -131,7 +138,23 @@ PALMETTE_INLINE Halves narrowed(Words v) {
 // The low bytes.
 PALMETTE_INLINE Bytes narrowed_twice(Words v) {
     Bytes narrow;
-    for (int i = 0; i < kParts; ++i) narrow.p[i] = __builtin_convertvector(v.p[i], BytePart);
+    for (int i = 0; i < kParts; ++i) {
+        // What the compiler makes of a conversion goes through each number by itself.
+#if PALMETTE_WIDTH == 64
+        narrow.p[i] = (BytePart)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v.p[i]);
+#elif PALMETTE_WIDTH == 32
+        const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                                -1, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                                -1, -1);
+        const __m256i apart = _mm256_shuffle_epi8((__m256i)v.p[i], lowest);
+        const __m256i joined =
+            _mm256_permutevar8x32_epi32(apart, _mm256_setr_epi32(0, 4, 1, 1, 1, 1, 1, 1));
+        const int64_t bytes = _mm_cvtsi128_si64(_mm256_castsi256_si128(joined));
+        std::memcpy(&narrow.p[i], &bytes, sizeof bytes);
+#else
+        narrow.p[i] = __builtin_convertvector(v.p[i], BytePart);
+#endif
+    }
     return narrow;
 }
 
