@@ -469,14 +469,18 @@ private:
     static constexpr int kTogether = V == 1 ? 16 : 8;  // keys, and dimensions: all sums are registers
 
     void score(const int64_t* where, float* scores) const {
+        const uint16_t* key[kTogether];
+        for (int j = 0; j < kTogether; ++j) key[j] = keys_ + where[j];
+        const uint32_t* query = query_;
+        const int64_t num_pairs = heads_.dim / 2;
         __m512 acc[kTogether][V];
         for (int j = 0; j < kTogether; ++j)
             for (int v = 0; v < V; ++v) acc[j][v] = _mm512_setzero_ps();
-        for (int64_t pair = 0; pair < heads_.dim / 2; ++pair) {
+        for (int64_t pair = 0; pair < num_pairs; ++pair, query += kWidth) {
             __m512i q[V];
-            for (int v = 0; v < V; ++v) q[v] = words_at(query_ + pair * kWidth + v * kLanes);
+            for (int v = 0; v < V; ++v) q[v] = words_at(query + v * kLanes);
             for (int j = 0; j < kTogether; ++j) {
-                const __m512i k = word_at(keys_ + where[j] + 2 * pair);
+                const __m512i k = word_at(key[j] + 2 * pair);
                 for (int v = 0; v < V; ++v) acc[j][v] = multiply_pairs(acc[j][v], q[v], k);
             }
         }
@@ -497,9 +501,9 @@ private:
         const float* const scores = scores_ + v * kLanes;
         __m512 most[4];
         for (int k = 0; k < 4; ++k) most[k] = _mm512_load_ps(scores + k * kWidth);
-        for (int64_t j = 4; j < kKeys; ++j) {
-            most[j % 4] = _mm512_max_ps(most[j % 4], _mm512_load_ps(scores + j * kWidth));
-        }
+        for (int64_t j = 4; j < kKeys; j += 4)
+            for (int k = 0; k < 4; ++k)
+                most[k] = _mm512_max_ps(most[k], _mm512_load_ps(scores + (j + k) * kWidth));
         const __m512 now = _mm512_max_ps(
             _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])), peak_[v]);
         // Where nothing is seen yet, all weights are 0.
