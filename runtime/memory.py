@@ -15,8 +15,8 @@ from functools import cache
 def mapped(num_bytes: int, *, in_large_pages: bool) -> mmap.mmap:
     """Zeros that take no memory before they are written to.
 
-    `in_large_pages`: of 2 MiB where the system has them, which the processor finds sooner, and which
-    are taken whole. Raises OSError, or OverflowError, where so much is not to be had.
+    `in_large_pages`: of 2 MiB where the system has them, which the processor finds sooner, and
+    which are taken whole. Raises OSError, or OverflowError, where so much is not to be had.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, num_bytes)

@@ -89,6 +89,12 @@ def multiplies_bfloat16() -> bool:
     return name is not None and extension().takes(name, False, Format.BFLOAT16) == "bfloat16"
 
 
+def multiplies_bytes() -> bool:
+    """Whether there are kernels that multiply weights of 4 bits by bytes, in bfloat16."""
+    name = kernels_for(torch.bfloat16)
+    return name is not None and extension().takes(name, False, Format.Q4) == "int8"
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """A weight of GGUF as it lies in the file: `kind` names the type, `rows` is [n, bytes]."""

@@ -23,8 +23,8 @@ class KVPool:
     for 32 sequences of 128 tokens.)
 
     `pages_first`: all that a page holds lies together instead, [num_pages, num_layers, 2,
-    num_kv_heads, page_size, head_dim] in memory, for kernels that read pages in place. What is in use
-    then lies in few large pages of the system's memory, which the processor finds sooner.
+    num_kv_heads, page_size, head_dim] in memory, for kernels that read pages in place. What is in
+    use then lies in few large pages of the system's memory, which the processor finds sooner.
 
     The pool starts as zeros and a freed page keeps its content, which is finite, so that places
     that attention masks out never turn into NaN. On a CPU the system gives memory to a page when it
@@ -64,8 +64,8 @@ class KVPool:
                 "which are not to be had: give num_pages or kv_memory less",
                 param="num_pages",
             ) from error
-        # [2 * num_kv_heads, num_pages, page_size, head_dim] each, and where tokens follow each other
-        # from page to page the same with [.., num_pages * page_size, ..].
+        # [2 * num_kv_heads, num_pages, page_size, head_dim] each, and where tokens follow each
+        # other from page to page the same with [.., num_pages * page_size, ..].
         self._heads_by_layer = [layer.flatten(0, 1) for layer in self._pages]
         self._slots_by_layer: list[torch.Tensor] | None = None
         if not pages_first:
@@ -73,9 +73,12 @@ class KVPool:
         # A piece is a page of a head; of each layer all from its first on, in the order of memory.
         size = page_size * head_dim
         steps = [step // size for step in self._pages.stride()[:4]]
-        pieces = (self._pages.permute(3, 0, 1, 2, 4, 5) if pages_first else self._pages).view(-1, size)
+        pieces = (self._pages.permute(3, 0, 1, 2, 4, 5) if pages_first else self._pages).view(
+            -1, size
+        )
         self._pieces_by_layer = [pieces[layer * steps[0] :] for layer in range(num_layers)]
-        # Where the pieces of page 0 lie, [2 * num_kv_heads, 1], and how much further those of the next.
+        # Where the pieces of page 0 lie, [2 * num_kv_heads, 1], and how much further are those of
+        # the next.
         self._first_pieces = torch.arange(2 * num_kv_heads, device=device)[:, None] * steps[2]
         self._page_step = steps[3]
 

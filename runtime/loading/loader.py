@@ -13,7 +13,12 @@ import torch
 from palmette.errors import InvalidRequest, ModelFileError
 from palmette.runtime.attention import AttentionBackend
 from palmette.runtime.config import KernelsName
-from palmette.runtime.kernels.cpu import multiplies_bfloat16
+from palmette.runtime.kernels.cpu import (
+    BLOCK_FORMATS,
+    Format,
+    multiplies_bfloat16,
+    multiplies_bytes,
+)
 from palmette.runtime.layers.linear import Linear, MakeLinear
 from palmette.runtime.loading.gguf_model import GGUFModel
 from palmette.runtime.loading.hf_folder import HFFolder
@@ -86,16 +91,13 @@ def load_model(
     with closing(_open(path)) as source:
         config = source.config
         check_tensors(source, tensor_shapes(config))
-        own_dtype = _own_dtype(dtype)
+        own_dtype, reason = _own_dtype(dtype, source)
         refusal = _refusal(kernels, config, own_dtype, device, is_replaced)
         if refusal is not None and kernels == "cpu":
             raise InvalidRequest(f"kernels='cpu' cannot be used: {refusal}", param="kernels")
         model: Model
         if refusal is None:
-            chosen, reason = own_dtype, "asked for"
-            if dtype == "auto":
-                word = "have" if chosen == torch.bfloat16 else "do not have"
-                reason = f"the kernels for this processor {word} products of bfloat16"
+            chosen = own_dtype
             own = CpuLlama(config, source.read, source.blocks, dtype=chosen)
             model, name = own, own.kernels
         else:
@@ -119,11 +121,16 @@ def load_model(
     )
 
 
-def _own_dtype(dtype: str) -> torch.dtype:
-    """What our own kernels would compute with."""
-    if dtype == "auto":
-        return torch.bfloat16 if multiplies_bfloat16() else torch.float32
-    return _DTYPES[dtype]
+def _own_dtype(dtype: str, source: WeightSource) -> tuple[torch.dtype, str]:
+    """What our own kernels would compute with, and why."""
+    if dtype != "auto":
+        return _DTYPES[dtype], "asked for"
+    if multiplies_bfloat16():
+        return torch.bfloat16, "the kernels for this processor have products of bfloat16"
+    blocks = source.blocks("model.layers.0.self_attn.o_proj.weight")
+    if blocks is not None and BLOCK_FORMATS.get(blocks.kind) is Format.Q4 and multiplies_bytes():
+        return torch.bfloat16, "with it weights of 4 bits are multiplied by bytes"
+    return torch.float32, "the kernels for this processor do not have products of bfloat16"
 
 
 def _refusal(

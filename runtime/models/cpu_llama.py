@@ -35,9 +35,10 @@ class CpuLlama:
     Each output of a product is summed in the order of the inputs, and a row of attention over its
     keys in their order, 64 from a multiple of 64 on together: what stands beside a row in a batch,
     chunks and threads change no bit of it. Weights in GGUF's blocks of 4 and 8 bits stay what they
-    are, all others are kept in `dtype`. In bfloat16, what goes into a product with weights of 4 bits
-    is rounded to 8, each 32 inputs with a scale of their own, and with the kernels for bfloat16 what
-    is multiplied with such weights is rounded to it. All else is float32.
+    are, all others are kept in `dtype`. In bfloat16, what goes into a product with weights of
+    4 bits is rounded to 8 bits where the processor multiplies those, each 32 inputs with a scale of
+    their own and the largest of them with 12 bits; what goes into one with weights of bfloat16 is
+    rounded to that where there are kernels for it. All else is float32.
     """
 
     is_batch_invariant = True

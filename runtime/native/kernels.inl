@@ -11,6 +11,7 @@ namespace palmette {
 namespace {
 
 constexpr int kRows = PALMETTE_ROWS;
+constexpr int kByteRows = kRows < 4 ? kRows : 4;  // of inputs of 8 bits, which take more registers
 constexpr int64_t kBlock = 32;  // inputs that share a scale
 
 // Products of R rows with one tile, each summed in the order of the inputs.
@@ -169,9 +170,10 @@ void multiply_as(const Linear& linear, const Rows& rows, int64_t num_rows, float
                  int64_t first_tile, int64_t last_tile, Ending ending) {
     const auto* inputs = static_cast<const uint8_t*>(rows.x);
     const int64_t step = ending == Ending::gated ? 2 : 1, lds = num_sums(input, linear.k);
+    constexpr int most = input == Input::i8 ? kByteRows : kRows;
     for (int64_t tile = first_tile; tile < last_tile; tile += step) {
-        for (int64_t row = 0; row < num_rows; row += kRows) {
-            with_count<kRows>(num_rows - row, [&](auto count) {
+        for (int64_t row = 0; row < num_rows; row += most) {
+            with_count<most>(num_rows - row, [&](auto count) {
                 tiles<format, input, decltype(count)::value>(
                     linear, inputs + row * rows.ldx * size_of(input), rows.ldx,
                     rows.sums + row * lds, y + row * ldy, ldy, tile, ending);

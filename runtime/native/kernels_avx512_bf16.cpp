@@ -48,6 +48,10 @@ inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t
     }
 }
 
+// For so few rows a weight is read faster than the processor fetches it by itself: what it finds is a
+// short stretch of each tile. So the next tiles are fetched meanwhile.
+constexpr int kFewRows = 4;
+
 template <int R, int T>
 inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
                      const float* sums, int64_t lds, __m512 (*y)[T]) {
@@ -58,6 +62,11 @@ inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x,
         __m512i part[R][T];
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
+        if constexpr (R <= kFewRows) {
+            for (int t = 0; t < T; ++t)
+                for (int line = 0; line < 320; line += 64)
+                    __builtin_prefetch(w + (t + T) * size + line);
+        }
         for (int quarter = 0; quarter < 4; ++quarter) {
             __m512i low[T], high[T];
             for (int t = 0; t < T; ++t) {

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.models.config import ModelConfig, RopeConfig
 
-
 is_pages_first = False
 
 
