@@ -52,6 +52,7 @@ struct Heads {
     int64_t page_size;
     int64_t head_step, page_step;  // from one head of keys, and one page, to the next, in numbers
     bool is_bf16;                  // the pages
+    bool in_order;                 // one thread goes through all heads of keys, one after the other
 };
 
 // Query heads that go through the keys together; more of one head of keys are not supported.

@@ -362,29 +362,36 @@ PALMETTE_INLINE void fetch(const void* from, const int64_t* where, int64_t count
             __builtin_prefetch(base + at);
 }
 
-// Where the keys of two blocks lie, of the one at hand and of the next, which is fetched meanwhile.
+// Where the keys of two blocks lie, of the one at hand and of the next, which is fetched meanwhile:
+// behind the last one, if there is another head to go through, the first one of that.
 struct Places {
     const Heads& heads;
     const Span& span;
-    int64_t kv_head, end;
+    int64_t kv_head, begin, end;
     const void *keys, *values;
     int64_t size;
     int64_t where[2][kKeys];
     const int64_t* next;  // or null
 
-    PALMETTE_INLINE void begin(int64_t start) {
-        if (start >= end) return;
-        int64_t* const first = where[start / kKeys % 2];
-        locate(heads, span, kv_head, start, end, first);
+    PALMETTE_INLINE void find_first() {
+        if (begin >= end) return;
+        int64_t* const first = where[begin / kKeys % 2];
+        locate(heads, span, kv_head, begin, end, first);
+        if (heads.in_order && kv_head > 0) return;
         fetch(keys, first, kKeys, heads.dim, size);
         fetch(values, first, kKeys, heads.dim, size);
     }
 
     PALMETTE_INLINE const int64_t* block(int64_t start) {
         int64_t* const after = where[start / kKeys % 2 ^ 1];
-        const bool is_last = start + kKeys >= end;
-        if (!is_last) locate(heads, span, kv_head, start + kKeys, end, after);
-        next = is_last ? nullptr : after;
+        next = after;
+        if (start + kKeys < end) {
+            locate(heads, span, kv_head, start + kKeys, end, after);
+        } else if (heads.in_order && kv_head + 1 < heads.num_kv_heads) {
+            locate(heads, span, kv_head + 1, begin, end, after);
+        } else {
+            next = nullptr;
+        }
         return where[start / kKeys % 2];
     }
 
@@ -566,8 +573,9 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
     alignas(64) float block[kMaxDim * kLanes];
-    Places places{heads, span, kv_head, last_of(reach, end), keys, values, is_bf16 ? 2 : 4, {}, nullptr};
-    places.begin(first_of(reach));
+    Places places{heads,  span, kv_head, first_of(reach), last_of(reach, end),
+                  keys, values, is_bf16 ? 2 : 4, {}, nullptr};
+    places.find_first();
     const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
         const int64_t* const where = places.block(start);

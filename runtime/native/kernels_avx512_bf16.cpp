@@ -326,8 +326,9 @@ void attend_in_pairs(const Heads& heads, const Span& span, int64_t kv_head, int6
         pairs[i] = query + i * num_pairs;
         round_to_bf16(rows.query[i], dim, reinterpret_cast<uint16_t*>(query + i * num_pairs));
     }
-    Places places{heads, span, kv_head, last_of(reach, end), keys, values, 2, {}, nullptr};
-    places.begin(first_of(reach));
+    Places places{heads,  span, kv_head, first_of(reach), last_of(reach, end),
+                  keys, values, 2, {}, nullptr};
+    places.find_first();
     const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
         const int64_t* const where = places.block(start);
@@ -408,7 +409,8 @@ public:
           const uint16_t* keys, const uint16_t* values, const Reach& reach)
         : heads_(heads), keys_(keys), values_(values), end_(rows.most_seen),
           least_seen_(rows.most_seen),
-          places_{heads, span, kv_head, last_of(reach, end_), keys, values, 2, {}, nullptr} {
+          places_{heads,  span, kv_head, first_of(reach), last_of(reach, end_),
+                  keys, values, 2, {}, nullptr} {
         alignas(64) uint16_t taken[kMaxDim];
         alignas(64) int32_t seen[kWidth];
         std::memset(query_, 0, sizeof(uint32_t) * static_cast<std::size_t>(heads.dim / 2 * kWidth));
@@ -424,7 +426,7 @@ public:
                 std::memcpy(query_ + pair * kWidth + i, taken + 2 * pair, sizeof(uint32_t));
             }
         }
-        places_.begin(first_of(reach));
+        places_.find_first();
     }
 
     void begin() {

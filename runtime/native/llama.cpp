@@ -12,7 +12,8 @@ namespace palmette {
 namespace {
 
 constexpr int64_t kSerial = 1 << 14;  // numbers that are not worth a second thread
-constexpr int64_t kItems = 8;         // parts of a product for each thread
+constexpr int64_t kItems = 8;         // parts of a product for each thread, at most
+constexpr int64_t kPartWork = 1 << 17;  // products of numbers in a part, if there are as many
 
 // Whether each of `count` numbers is at least 0 and below `end`.
 bool are_below(const int64_t* numbers, int64_t count, int64_t end) {
@@ -53,9 +54,12 @@ template <class Work> void Llama::rows(int64_t count, int64_t cost, const Work& 
 
 void Llama::multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
                      Ending ending) {
-    // Parts are pairs of tiles: a gate and what it gates stay together.
-    const int64_t pairs = (linear.n / kTile + 1) / 2;
-    const int64_t parts = std::min<int64_t>(pairs, pool_.num_threads() * kItems);
+    // Parts are pairs of tiles: a gate and what it gates stay together. Small ones would cost more
+    // than the threads that wait for the last of them.
+    const int64_t pairs = (linear.n / kTile + 1) / 2, threads = pool_.num_threads();
+    const int64_t work = linear.n * linear.k * std::min<int64_t>(rows, 64);
+    const int64_t parts =
+        std::min({pairs, threads * kItems, std::max(threads * 2, work / kPartWork)});
     pool_.each(parts, [&](int64_t part) {
         const int64_t first = pairs * part / parts * 2;
         const int64_t last = std::min(pairs * (part + 1) / parts * 2, linear.n / kTile);
@@ -146,10 +150,13 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     const uint8_t* keys = pages.data + layer * pages.layer_step * size;
     const uint8_t* values = keys + shape_.num_kv_heads * pages.head_step * size;
     const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,          pages.page_size,
-                      pages.head_step,  pages.page_step,     pages.is_bf16};
+                      pages.head_step,  pages.page_step,     pages.is_bf16, false};
+    Heads all_heads = heads;
+    all_heads.in_order = true;
     struct Part {
         Span span;
-        int64_t kv_head, first, last;
+        int64_t kv_head;  // or -1: all, one after the other
+        int64_t first, last;
         int64_t stretch;  // or -1: all
         int64_t place;    // of what the stretch comes to
     };
@@ -157,14 +164,15 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
         int64_t first_row, num_heads, num_stretches, place;
     };
     const int64_t step = std::max<int64_t>(1, kMaxQueriesTogether / (heads.num_heads / heads.num_kv_heads));
-    int64_t num_parts = 0;
+    int64_t num_groups = 0;
     for (int64_t s = 0; s < batch.num_sequences; ++s) {
         const int64_t count = batch.query_starts[s + 1] - batch.query_starts[s];
-        num_parts += (count + step - 1) / step * heads.num_kv_heads;
+        num_groups += (count + step - 1) / step;
     }
     // Few parts would leave threads without work.
-    const int64_t threads = pool_.num_threads();
-    const bool may_split = threads > 1 && num_parts < threads * kItems;
+    const int64_t enough = pool_.num_threads() * kItems;
+    const bool may_split = pool_.num_threads() > 1 && num_groups * heads.num_kv_heads < enough;
+    const bool in_order = num_groups >= enough || pool_.num_threads() == 1;
     std::vector<Part> parts;
     std::vector<Split> splits;
     int64_t room = 0;
@@ -173,10 +181,11 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
         const int64_t length = batch.context_lengths[s];
         const Span span{start, count, length, batch.pages + batch.first_pages[s]};
         const auto add = [&](int64_t stretch, int64_t place) {
-            for (int64_t first = 0; first < count; first += step)
-                for (int64_t head = 0; head < heads.num_kv_heads; ++head)
-                    parts.push_back(
-                        {span, head, first, std::min(count, first + step), stretch, place});
+            for (int64_t first = 0; first < count; first += step) {
+                const int64_t last = std::min(count, first + step);
+                for (int64_t head = in_order ? -1 : 0; head < (in_order ? 0 : heads.num_kv_heads); ++head)
+                    parts.push_back({span, head, first, last, stretch, place});
+            }
         };
         const int64_t num_stretches = (length + kStretch - 1) / kStretch;
         if (!may_split || num_stretches == 1) {
@@ -192,7 +201,12 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     if (stretches_.size() < static_cast<size_t>(room)) stretches_.resize(static_cast<size_t>(room));
     pool_.each(static_cast<int64_t>(parts.size()), [&](int64_t i) {
         const Part& part = parts[static_cast<size_t>(i)];
-        if (part.stretch < 0) {
+        if (part.kv_head < 0) {
+            for (int64_t head = 0; head < heads.num_kv_heads; ++head) {
+                kernels_.attend(all_heads, part.span, head, part.first, part.last, heads_.data(),
+                                num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
+            }
+        } else if (part.stretch < 0) {
             kernels_.attend(heads, part.span, part.kv_head, part.first, part.last, heads_.data(),
                             num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
         } else {
