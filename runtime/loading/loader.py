@@ -67,8 +67,9 @@ def load_model(
 
     `kernels` is "torch", "cpu" (our own in C++, see `CpuLlama`) or "auto": our own where they can
     compute the model, and torch elsewhere. `dtype` is "float32", "bfloat16" or "auto": bfloat16
-    where the processor multiplies it natively and, in torch, tried on this model's largest layer,
-    faster. Raises ModelFileError if any tensor
+    where the processor multiplies it natively (in torch, where that is faster, tried on this
+    model's largest layer) or where our kernels multiply packed weights of 4 bits by bytes.
+    Raises ModelFileError if any tensor
     is missing, misshapen, unknown or cut off, before anything is computed with it, and
     InvalidRequest for an unknown `dtype`, a `device` that is not here, or `kernels` that cannot
     compute the model. `attention` replaces the
