@@ -41,11 +41,11 @@ def _check_flag(name: str, value: bool) -> None:
 class ModelSection:
     """Which numbers the model computes with, and where.
 
-    `dtype="auto"` takes bfloat16 where the processor multiplies it natively, or our kernels multiply
-    the file's weights of 4 bits by bytes, and float32 elsewhere; float32 is the reference. `kernels="auto"` takes our own in C++ on a CPU ("cpu"), and torch
-    where they were not built or cannot compute the model. `max_context` may lower the model's own
-    limit, never raise it. `chat_template` is Jinja text or the path of a file and replaces the
-    model's own.
+    `dtype="auto"` takes bfloat16 where the processor multiplies it natively, or our kernels
+    multiply the file's weights of 4 bits by bytes, and float32 elsewhere; float32 is the reference.
+    `kernels="auto"` takes our own in C++ on a CPU ("cpu"), and torch where they were not built or
+    cannot compute the model. `max_context` may lower the model's own limit, never raise it.
+    `chat_template` is Jinja text or the path of a file and replaces the model's own.
     """
 
     dtype: DtypeName = "auto"
