@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -48,7 +49,7 @@ class GrammarCompiler:
         self.vocabulary = vocabulary
         self.limits = limits or Limits()
         self._machine = machine_for(vocabulary, self.limits, machine)
-        self._compiled: OrderedDict[tuple[str, str], CompiledGrammar] = OrderedDict()
+        self._compiled: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by digest
         self._num_uncounted = 0  # remembered since their bytes were last counted
         self._lock = threading.Lock()
 
@@ -65,6 +66,8 @@ class GrammarCompiler:
         `flags` are letters: i, m, s, and for Python also a, u, x. See
         `palmette.grammar.regex.parser` for what is supported.
         """
+        if not isinstance(pattern, str):
+            raise InvalidGrammar(f"a pattern must be a string, got {type(pattern).__name__}")
         self._check_size(pattern)
         kind = f"regex, {syntax}, {''.join(sorted(set(flags)))}"
         return self._remember(kind, pattern, lambda: self._regex(pattern, syntax, flags))
@@ -211,7 +214,9 @@ class GrammarCompiler:
     def _remember(
         self, kind: str, source: str, compile_it: Callable[[], CompiledGrammar]
     ) -> CompiledGrammar:
-        key = (kind, source)
+        # Sources may have megabytes, which nothing would count.
+        told = f"{kind}\0{source}".encode("utf-8", "surrogatepass")
+        key = hashlib.blake2b(told, digest_size=32).digest()
         with self._lock:
             found = self._compiled.get(key)
             if found is not None:

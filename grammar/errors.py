@@ -23,10 +23,14 @@ class GrammarError(ValueError):
 
     def say(self, message: str, pointer: str | None) -> None:
         """Have it say this, of that place."""
+        self.pointer = None if pointer is None else printable(pointer)
         told = message if pointer is None else f"{pointer}: {message}"
-        # A lone surrogate in a name or a pattern could not be printed, or sent.
-        self.args = (told.encode("utf-8", "backslashreplace").decode(),)
-        self.pointer = pointer
+        self.args = (printable(told),)
+
+
+def printable(text: str) -> str:
+    """With lone surrogates, which could not be printed or sent, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class InvalidGrammar(GrammarError):

@@ -74,9 +74,12 @@ class GrammarLogitsProcessor:
         model.generate(**prompt, logits_processor=[GrammarLogitsProcessor(grammar)])
 
     `grammars` is one for all rows, or one for each prompt of the batch. With `max_new_tokens`, as
-    given to `generate`, every text is complete within so many tokens. Sampling, beams and assisted
-    generation may be used: where a row stands depends on its tokens alone. One processor serves one
-    call of `generate`. Put it last: a processor after it could allow what the grammar does not.
+    given to `generate`, every text is complete within so many tokens, the one that ends it
+    included; GrammarError is raised if there is no such text. Sampling, beams and assisted
+    generation may be used: where a row stands depends on its tokens alone. Of beams, or of
+    `num_return_sequences`, that outnumber the texts there are, those left over hold none. One
+    processor serves one call of `generate`. Put it last: a processor after it could allow what the
+    grammar does not.
     """
 
     supports_continuous_batching = False
@@ -91,6 +94,12 @@ class GrammarLogitsProcessor:
         if not self._grammars:
             raise ValueError("there is no grammar")
         self._max_new_tokens = max_new_tokens
+        for grammar in self._grammars if max_new_tokens is not None else ():
+            if grammar.shortest_length >= max_new_tokens:
+                raise GrammarError(
+                    f"the shortest text takes {grammar.shortest_length} tokens and one that ends "
+                    f"it, max_new_tokens is {max_new_tokens}"
+                )
         self._prompt_length: int | None = None
         self._num_prompts = 0
         # Where the rows of the call before stood, by grammar and by the tokens generated.

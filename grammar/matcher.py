@@ -25,6 +25,8 @@ class Matcher:
     """Follows one text, token by token. Not thread-safe; its grammar may be shared."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
+        if not hasattr(grammar, "automaton"):
+            raise TypeError("another machine carries this grammar: take its `matcher()`")
         self._grammar = grammar
         self._positions = [_Position(grammar.start, None)]
 
@@ -159,6 +161,12 @@ class Matcher:
         twin = Matcher(self._grammar)
         twin._positions = self._positions.copy()
         return twin
+
+    def __copy__(self) -> Matcher:
+        return self.copy()
+
+    def __deepcopy__(self, memo: object) -> Matcher:
+        return self.copy()  # the grammar is shared by all that follow it
 
     def forced_tokens(self, limit: int | None = None) -> list[int]:
         """The run of tokens each of which is the only one allowed from here, at most `limit`.

@@ -47,6 +47,9 @@ class Vocabulary:
         # Whether each of them is a token too, so that any text over the alphabet can be spelled.
         self.spells_every_text = singles == self.alphabet
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "native"}
+
     @cached_property
     def trie(self) -> TokenTrie:
         """Every prefix of every token."""

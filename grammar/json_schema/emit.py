@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from palmette.grammar.emitted import Emitted
-from palmette.grammar.errors import GrammarError
+from palmette.grammar.errors import GrammarError, printable
 from palmette.grammar.json_schema.document import Document
 from palmette.grammar.json_schema.policy import DEFAULT_POLICY, Policy, Whitespace
 from palmette.grammar.json_schema.schemas import Key
@@ -37,7 +37,7 @@ def emit(
     )
     root = shapes.read(refusals)
     store.hold(document.num_characters)  # the rules keep what they were made from
-    return Emitted(_Emitter(shapes, store).value(root), tuple(shapes.schemas.notes))
+    return Emitted(_Emitter(shapes, store).value(root), tuple(map(printable, shapes.schemas.notes)))
 
 
 def punctuation(store: TermStore, whitespace: Whitespace) -> Punctuation:

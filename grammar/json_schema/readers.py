@@ -75,11 +75,19 @@ def number(schema: Schema, keyword: str) -> int | Decimal | None:
     return value
 
 
+MOST = 2**53
+
+
 def count(schema: Schema, keyword: str) -> int | None:
-    """The keyword's value, which must be a whole number from 0 on; None if it is not there."""
+    """The keyword's value, which must be a whole number from 0 on; None if it is not there.
+
+    No text has more of anything than MOST, so that this stands for all larger ones.
+    """
     value = number(schema, keyword)
     if value is None:
         return None
+    if value > MOST and (isinstance(value, int) or value.as_tuple().exponent >= 0):
+        return MOST
     is_huge = isinstance(value, Decimal) and value.adjusted() > 30
     if value < 0 or is_huge or value != int(value):
         raise InvalidGrammar(

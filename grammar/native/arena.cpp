@@ -51,22 +51,25 @@ void Arena::clear() {
     blocks_.clear();
     large_.clear();
     next_ = nullptr;
-    left_ = 0;
+    left_ = num_bytes_ = 0;
 }
 
 void Arena::add_block(std::size_t num_bytes) {
     // Room in the list first, so that no block is lost if there is no memory for it.
-    if (num_bytes > Blocks::kBytes) {
+    if (num_bytes_ == 0 && num_bytes < kFirstBytes) num_bytes = kFirstBytes;
+    if (num_bytes > Blocks::kBytes || num_bytes_ == 0) {
         large_.reserve(large_.size() + 1);
         large_.push_back(::operator new(num_bytes, Blocks::kAlignment));
         next_ = static_cast<char*>(large_.back());
         left_ = num_bytes;
+        num_bytes_ += num_bytes;
         return;
     }
     if (blocks_.size() == blocks_.capacity()) blocks_.reserve(2 * blocks_.size() + 4);
     blocks_.push_back(Blocks::take());
     next_ = static_cast<char*>(blocks_.back());
     left_ = Blocks::kBytes;
+    num_bytes_ += Blocks::kBytes;
 }
 
 }  // namespace palmette

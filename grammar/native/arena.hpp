@@ -33,6 +33,9 @@ class Arena {
 
     void clear();
 
+    // Bytes that it has taken.
+    std::size_t num_bytes() const { return num_bytes_; }
+
     // Room for `count` objects of a type, not yet constructed.
     template <class Type>
     Type* allocate(std::size_t count) {
@@ -59,10 +62,14 @@ class Arena {
     }
 
   private:
+    // Most grammars are small.
+    static constexpr std::size_t kFirstBytes = std::size_t{1} << 13;
+
     void add_block(std::size_t num_bytes);
 
     std::vector<void*> blocks_;
     std::vector<void*> large_;  // of sizes of their own
+    std::size_t num_bytes_ = 0;
     char* next_ = nullptr;
     std::size_t left_ = 0;
 };

@@ -4,12 +4,11 @@ namespace palmette {
 
 namespace {
 
-constexpr std::size_t kBytesPerTerm = 500;  // with its derivatives; measured on ordinary schemas
-constexpr std::size_t kFewPairs = 3;        // are searched as fast as a row is looked up
+constexpr std::size_t kFewPairs = 3;  // are searched as fast as a row is looked up
 
 }  // namespace
 
-std::size_t Automaton::num_bytes() const { return store_.size() * kBytesPerTerm + store_.held(); }
+std::size_t Automaton::num_bytes() const { return store_.num_bytes(); }
 
 bool Automaton::trim() {
     const Limits& limits = store_.limits();

@@ -82,12 +82,15 @@ class PythonMatcher {
         return grammar_->operate([&] { return core_.accept(static_cast<Token>(token)); });
     }
 
-    void rollback(Py_ssize_t num_tokens) {
-        if (num_tokens < 0 || static_cast<std::size_t>(num_tokens) > core_.num_tokens()) {
-            throw py::value_error("cannot roll back " + std::to_string(num_tokens) + " of " +
-                                  std::to_string(core_.num_tokens()) + " tokens");
+    void rollback(py::handle num_tokens) {
+        int overflow = 0;
+        const long long number = PyLong_AsLongLongAndOverflow(num_tokens.ptr(), &overflow);
+        if (number == -1 && !overflow && PyErr_Occurred()) throw py::error_already_set();
+        if (overflow || number < 0 || static_cast<std::size_t>(number) > core_.num_tokens()) {
+            throw py::value_error("cannot roll back " + py::str(num_tokens).cast<std::string>() +
+                                  " of " + std::to_string(core_.num_tokens()) + " tokens");
         }
-        core_.rollback(static_cast<std::size_t>(num_tokens));
+        core_.rollback(static_cast<std::size_t>(number));
     }
 
     void fill_mask(const py::array& row, const py::object& budget) {
@@ -105,7 +108,8 @@ class PythonMatcher {
         const bool is_flat = row.ndim() == 1 && (row.flags() & py::array::c_style) != 0 &&
                              row.writeable();
         const auto size = is_flat ? static_cast<std::size_t>(row.shape(0)) : 0;
-        const char kind = row.dtype().kind();
+        // Of an array in the other byte order, none.
+        const char kind = row.dtype().attr("isnative").cast<bool>() ? row.dtype().kind() : '-';
         if (is_flat && kind == 'b' && size == num_rows) {
             auto* data = static_cast<std::uint8_t*>(const_cast<void*>(row.data()));
             grammar_->operate([&] { core_.fill_bools(data, num_rows, most); });
@@ -146,7 +150,10 @@ class PythonMatcher {
   private:
     static std::size_t limit_of(const py::object& limit) {
         if (limit.is_none()) return std::numeric_limits<std::size_t>::max();
-        const auto number = limit.cast<long long>();
+        int overflow = 0;
+        const long long number = PyLong_AsLongLongAndOverflow(limit.ptr(), &overflow);
+        if (overflow > 0) return std::numeric_limits<std::size_t>::max();
+        if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
         return number < 0 ? 0 : static_cast<std::size_t>(number);
     }
 
@@ -212,7 +219,7 @@ PYBIND11_MODULE(_native, module) {
         });
 
     py::class_<PythonMatcher>(module, "Matcher", "Follows one text, token by token.")
-        .def(py::init<std::shared_ptr<PythonGrammar>>(), py::arg("grammar"))
+        .def(py::init<std::shared_ptr<PythonGrammar>>(), py::arg("grammar").none(false))
         .def(py::init<const PythonMatcher&>(), py::arg("other"))
         .def_property_readonly("num_tokens",
                                [](PythonMatcher& m) { return m.core().num_tokens(); })

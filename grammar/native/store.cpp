@@ -682,6 +682,12 @@ Rule* Store::adopt(std::unique_ptr<Rule> rule) {
     return rules_.back().get();
 }
 
+std::size_t Store::num_bytes() const {
+    return kBytesPerStore + slots_.num_bytes() + memos_.num_bytes() + table_.capacity() * sizeof(Slot) +
+           terms_.capacity() * sizeof(Term*) + (moves_.size() + rules_.size()) * kBytesPerStructure +
+           held_;
+}
+
 // Sweeping
 
 void Store::sweep() {

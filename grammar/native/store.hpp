@@ -57,7 +57,8 @@ class Store {
     // may have many alternatives, moves or texts.
     std::size_t load() const { return num_new() + held_ / kBytesPerTerm; }
 
-    std::size_t held() const { return held_; }
+    // About how much memory it takes.
+    std::size_t num_bytes() const;
 
     // Count memory that terms take beyond the ordinary.
     void hold(std::size_t num_bytes) { held_ += num_bytes; }
@@ -175,6 +176,10 @@ class Store {
     static constexpr std::size_t kWorkPerLook = 512;
     static constexpr std::size_t kShortWord = 256;
     static constexpr std::size_t kBytesPerTerm = 1024;
+    // Of the Python objects of a grammar, and of those that a rule, an object or an array is made
+    // of with what is worked out of them; measured.
+    static constexpr std::size_t kBytesPerStore = 12 * 1024;
+    static constexpr std::size_t kBytesPerStructure = 4 * 1024;
     // A term of ordinary size has no more items or moves.
     static constexpr std::size_t kFew = 8;
     // Texts of terms on the way to a long one are as many bytes together as its length squared.

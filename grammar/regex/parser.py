@@ -16,6 +16,7 @@ refused by name.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -332,7 +333,12 @@ class _Parser:
         character = self._text[self._at]
         if character in "bB":
             self._at += 1
-            return word_boundary(self._word(), character == "B")
+            boundary = word_boundary(self._word(), character == "B")
+            if self._is_python and character == "B" and _B_NEEDS_A_CHARACTER:
+                one = Characters(ANY)
+                some = Choice((LookBehind(one, False), LookAhead(one, False)))
+                return Sequence((some, boundary))
+            return boundary
         if character == "A":
             self._at += 1
             return Begin()
@@ -524,5 +530,7 @@ class _Parser:
 
 _ASCII = CodePoints.of([(0, 0x7F)])
 _LINE_FEED = CodePoints.characters("\n")
+# Python's own \\B holds nowhere in a text without characters, up to 3.13.
+_B_NEEDS_A_CHARACTER = sys.version_info < (3, 14)
 _ANCHORS = frozenset({"\\b", "\\B", "\\A", "\\Z", "\\z"})
 _BLANKS = tuple(" \t\n\r\f\v")

@@ -32,15 +32,23 @@ inline __m512 half_at(const uint8_t* from) {
     return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-// R rows with T tiles whose weights lie `size` bytes apart.
+// A weight may be read faster than the processor fetches it by itself, since tiles are short stretches
+// of memory: what follows the T tiles at hand is fetched meanwhile.
+template <int T> inline void fetch_next(const uint8_t* w, int64_t size, int num_bytes) {
+    for (int t = 0; t < T; ++t)
+        for (int line = 0; line < num_bytes; line += 64) __builtin_prefetch(w + (t + T) * size + line);
+}
+
+// R rows with T tiles whose weights lie `size` bytes apart; `is_first`: of those that go through them.
 template <int R, int T>
 inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t* x, int64_t ldx,
-                       __m512 (*y)[T]) {
+                       bool is_first, __m512 (*y)[T]) {
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
     for (int64_t i = 0; i < k; i += 2) {
         __m512i wi[T];
         for (int t = 0; t < T; ++t) wi[t] = _mm512_loadu_si512(w + t * size + 32 * i);
+        if (is_first) fetch_next<T>(w + 32 * i, size, 64);
         for (int r = 0; r < R; ++r) {
             const __m512i xi = word_at(x + r * ldx + i);
             for (int t = 0; t < T; ++t) y[r][t] = multiply_pairs(y[r][t], xi, wi[t]);
@@ -48,13 +56,9 @@ inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t
     }
 }
 
-// For so few rows a weight is read faster than the processor fetches it by itself: what it finds is a
-// short stretch of each tile. So the next tiles are fetched meanwhile.
-constexpr int kFewRows = 4;
-
 template <int R, int T>
 inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
-                     const float* sums, int64_t lds, __m512 (*y)[T]) {
+                     const float* sums, int64_t lds, bool is_first, __m512 (*y)[T]) {
     const __m512i nibbles = _mm512_set1_epi8(15);
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
@@ -62,11 +66,7 @@ inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x,
         __m512i part[R][T];
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
-        if constexpr (R <= kFewRows) {
-            for (int t = 0; t < T; ++t)
-                for (int line = 0; line < 320; line += 64)
-                    __builtin_prefetch(w + (t + T) * size + line);
-        }
+        if (is_first) fetch_next<T>(w, size, 320);
         for (int quarter = 0; quarter < 4; ++quarter) {
             __m512i low[T], high[T];
             for (int t = 0; t < T; ++t) {
@@ -108,7 +108,7 @@ inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x,
 
 template <int R, int T>
 inline void pairs_q8(const uint8_t* w, int64_t size, int64_t k, const int16_t* x, int64_t ldx,
-                     const float* scales, int64_t lds, __m512 (*y)[T]) {
+                     const float* scales, int64_t lds, bool is_first, __m512 (*y)[T]) {
     // Of four bytes, the first two and the last two as the high bytes of 16 bits.
     const __m512i first = _mm512_set1_epi32(static_cast<int32_t>(0x01800080));
     const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(0x03800280));
@@ -119,6 +119,7 @@ inline void pairs_q8(const uint8_t* w, int64_t size, int64_t k, const int16_t* x
         __m512i part[R][T];
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
+        if (is_first) fetch_next<T>(w, size, 544);
         for (int word = 0; word < 8; ++word) {
             __m512i low[T], high[T];
             for (int t = 0; t < T; ++t) {
@@ -163,17 +164,20 @@ constexpr Input kTakes[4] = {Input::f32, Input::bf16, Input::i8, Input::i16};
 
 template <Format format, int R, int T>
 inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, const float* sums,
-                       float* y, int64_t ldy, int64_t tile, Ending ending) {
+                       bool is_first, float* y, int64_t ldy, int64_t tile, Ending ending) {
     constexpr Input input = kTakes[static_cast<int>(format)];
     const int64_t size = tile_bytes(format, linear.k), lds = num_sums(input, linear.k);
     const uint8_t* w = linear.weight + tile * size;
     __m512 found[R][T];
     if constexpr (format == Format::bf16) {
-        pairs_bf16<R, T>(w, size, linear.k, reinterpret_cast<const uint16_t*>(x), ldx, found);
+        pairs_bf16<R, T>(w, size, linear.k, reinterpret_cast<const uint16_t*>(x), ldx, is_first,
+                         found);
     } else if constexpr (format == Format::q4) {
-        bytes_q4<R, T>(w, size, linear.k, reinterpret_cast<const int8_t*>(x), ldx, sums, lds, found);
+        bytes_q4<R, T>(w, size, linear.k, reinterpret_cast<const int8_t*>(x), ldx, sums, lds,
+                       is_first, found);
     } else {
-        pairs_q8<R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx, sums, lds, found);
+        pairs_q8<R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx, sums, lds,
+                       is_first, found);
     }
     for (int t = 0; t < T && linear.bias; ++t) {
         const __m512 bias = _mm512_loadu_ps(linear.bias + (tile + t) * kTile);
@@ -213,7 +217,7 @@ void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows,
             with_count<most>(num_rows - row, [&](auto count) {
                 pair_tiles<format, decltype(count)::value, tiles>(
                     linear, inputs + row * rows.ldx * size_of(input), rows.ldx,
-                    rows.sums + row * lds, y + row * ldy, ldy, tile, ending);
+                    rows.sums + row * lds, row == 0, y + row * ldy, ldy, tile, ending);
             });
         }
         tile += tiles;

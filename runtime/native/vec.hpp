@@ -228,16 +228,21 @@ PALMETTE_INLINE Floats max(Floats a, Floats b) {
 #define PALMETTE_EACH(f, w) f(0, w), f(1, w), f(2, w), f(3, w)
 #endif
 #define PALMETTE_OTHER(lane, width) ((lane) ^ (width))
+#define PALMETTE_FOLDED(v, width) __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, width))
 
 // Joins lanes i and i + 8, then i and i + 4, and so on: in the same order whatever the width.
 template <class Part, class Join> PALMETTE_INLINE Part folded(Part* p, const Join& join) {
     for (int apart = kParts / 2; apart > 0; apart /= 2)
         for (int i = 0; i < apart; ++i) p[i] = join(p[i], p[i + apart]);
     Part v = p[0];
-    if constexpr (kPartLanes > 8) v = join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 8 % kPartLanes)));
-    if constexpr (kPartLanes > 4) v = join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 4 % kPartLanes)));
-    v = join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 2)));
-    return join(v, __builtin_shufflevector(v, v, PALMETTE_EACH(PALMETTE_OTHER, 1)));
+#if PALMETTE_WIDTH == 64
+    v = join(v, PALMETTE_FOLDED(v, 8));
+#endif
+#if PALMETTE_WIDTH >= 32
+    v = join(v, PALMETTE_FOLDED(v, 4));
+#endif
+    v = join(v, PALMETTE_FOLDED(v, 2));
+    return join(v, PALMETTE_FOLDED(v, 1));
 }
 
 PALMETTE_INLINE float sum(Floats v) {

@@ -209,3 +209,10 @@ def test_misuse_is_said() -> None:
     processor(torch.tensor([[1]]), scores)
     with pytest.raises(GrammarError, match="is there a processor after this one"):
         processor(torch.tensor([[1, 5]]), scores)
+
+
+def test_fewer_new_tokens_than_any_text_has_are_refused() -> None:
+    grammar = GrammarCompiler(vocabulary_of(tokenizer())).compile_regex("hihihi")
+    GrammarLogitsProcessor(grammar, max_new_tokens=grammar.shortest_length + 1)
+    with pytest.raises(GrammarError, match="tokens and one that ends it, max_new_tokens is"):
+        GrammarLogitsProcessor(grammar, max_new_tokens=grammar.shortest_length)

@@ -338,3 +338,49 @@ def test_each_kind_of_error_is_a_grammar_error_and_a_value_error(
         compiler().compile_regex(pattern)
     assert type(caught.value) is kind
     assert issubclass(kind, GrammarError)
+
+
+def test_the_sources_of_remembered_grammars_are_not_kept() -> None:
+    many = compiler()
+    many.compile_json_schema({"type": "integer", "description": "x" * 1_000_000})
+    tracemalloc.start()
+    try:
+        for index in range(10):
+            many.compile_json_schema({"type": "integer", "description": f"{index}" * 1_000_000})
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_a_grammar_says_it_takes_counts_its_objects() -> None:
+    pairs = [{"a": index, "b": [index]} for index in range(60)]
+    assert compiler().compile_json_schema({"enum": pairs}).num_bytes > 200_000
+    assert 10_000 < compiler().compile_regex("a").num_bytes < 100_000
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "minProperties": 10**400}, None),
+        ({"type": "array", "contains": {"const": 1}, "minContains": 10**400}, None),
+        ({"type": "string", "minLength": 10**400}, None),
+        ({"type": "array", "minItems": 10**400}, None),
+        ({"type": "array", "maxItems": 10**400}, "[1,2]"),
+        ('{"type": "object", "maxProperties": 1e999999}', '{"a":1}'),
+    ],
+)
+def test_a_count_without_measure_is_one_that_no_text_has(schema: Any, text: str | None) -> None:
+    report = compiler().check(schema)
+    assert str(report)
+    if text is not None:
+        assert accepts(compiler().compile_json_schema(schema), text)
+    elif report.shortest_length is not None:
+        assert report.shortest_length >= 2**53
+
+
+def test_a_lone_surrogate_in_a_name_can_be_told() -> None:
+    report = compiler().check({"type": "object", "patternProperties": {"\ud800": {"type": "no"}}})
+    assert report.refusals
+    assert "\\ud800" in report.refusals[0].pointer
+    str(report).encode()

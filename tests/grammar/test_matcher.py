@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
 import threading
 from typing import Any
@@ -18,6 +20,7 @@ from palmette.grammar import (
     UnsatisfiableGrammar,
     Vocabulary,
 )
+from palmette.grammar.machine import machine_for
 from palmette.grammar.testing import (
     allowed,
     brute_force_mask,
@@ -407,3 +410,42 @@ def test_patterns_within_lengths_end_within_their_budget(schema: Any, seed: int,
             break
         assert matcher.accept(generator.choice(after))
     assert matcher.is_complete
+
+
+def test_a_row_in_the_other_byte_order_is_refused() -> None:
+    matcher = GrammarCompiler(vocabulary).compile_regex("a").matcher()
+    row = np.zeros(-(-vocabulary.num_rows // 32), np.dtype(np.int32).newbyteorder())
+    with pytest.raises(ValueError, match="row must be bool"):
+        matcher.fill_mask(row)
+
+
+def test_a_copy_by_the_copy_module_stands_by_itself() -> None:
+    matcher = GrammarCompiler(vocabulary).compile_regex("ab*").matcher()
+    for twin in (copy.copy(matcher), copy.deepcopy(matcher)):
+        assert twin.accept(ord("a"))
+        assert (twin.num_tokens, matcher.num_tokens) == (1, 0)
+
+
+def test_numbers_beyond_all_measure_are_numbers() -> None:
+    matcher = GrammarCompiler(vocabulary).compile_regex("abc").matcher()
+    assert matcher.forced_bytes(10**30) == b"abc"
+    assert matcher.forced_tokens(10**30)
+    with pytest.raises(ValueError, match="cannot roll back"):
+        matcher.rollback(10**30)
+    with pytest.raises(ValueError, match="cannot roll back"):
+        matcher.rollback(-(10**30))
+
+
+def test_a_matcher_comes_from_its_grammar() -> None:
+    grammar = GrammarCompiler(vocabulary, machine="python").compile_regex("a")
+    assert Matcher(grammar).num_tokens == 0
+    if machine_for(vocabulary, Limits(), None).name == "native":
+        with pytest.raises(TypeError, match="take its `matcher"):
+            Matcher(GrammarCompiler(vocabulary, machine="native").compile_regex("a"))
+
+
+def test_a_vocabulary_can_be_sent_to_another_process() -> None:
+    GrammarCompiler(vocabulary).compile_regex("a")
+    twin = pickle.loads(pickle.dumps(vocabulary))
+    assert twin.token_bytes == vocabulary.token_bytes
+    assert GrammarCompiler(twin).compile_regex("a").matcher().accept(ord("a"))

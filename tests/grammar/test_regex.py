@@ -316,6 +316,9 @@ def test_a_schema_pattern_is_searched_for_as_python_does(pattern: str, listed: l
 @settings(deadline=None, max_examples=120)
 @example("(?:a?\\b)*", ["a", "ab", ""], "")
 @example("(?:(?!ab)[ab])*", ["ba", "ab", "bb"], "aim")
+@example("\\B", ["", "a"], "")
+@example("(?!\\B)", ["", "a"], "")
+@example("\\B \\B|\\B|a\\Bb", ["", " ", "ab"], "")
 def test_assertions_anywhere_are_those_of_python(
     pattern: str, listed: list[str], flags: str
 ) -> None:

@@ -1,7 +1,8 @@
-"""OpenVINO GenAI's continuous batching with its prefix cache, on the GGUF file.
+"""OpenVINO GenAI's continuous batching with its prefix cache, on the GGUF file or on a folder.
 
-A request finds what is cached when it is added, so of requests that are added at once none finds
-what another of them computes.
+A folder of transformers is made one of OpenVINO's first, by optimum-intel, and computed in
+bfloat16. A request finds what is cached when it is added, so of requests that are added at once
+none finds what another of them computes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.workers.serving import Answer, Ids, Peer, serve
 
 
 class OpenVino(Peer):
-    weights = "packed"
-
     def __init__(self, options: Answer) -> None:
+        self.weights = options["weights"]
         self._lib: Any = importlib.import_module("openvino_genai")
         self._openvino: Any = importlib.import_module("openvino")
         self._np: Any = importlib.import_module("numpy")
@@ -29,8 +30,13 @@ class OpenVino(Peer):
         scheduling.enable_prefix_caching = True
         scheduling.max_num_seqs = 64
         scheduling.max_num_batched_tokens = 512
+        settings = {"INFERENCE_NUM_THREADS": options["threads"]}
+        model = options["model"]
+        if self.weights == "bf16":
+            model = _exported(Path(model), Path(options["work_dir"]))
+            settings["INFERENCE_PRECISION_HINT"] = "bf16"
         self._pipeline: Any = self._lib.ContinuousBatchingPipeline(
-            options["model"], scheduling, "CPU", {"INFERENCE_NUM_THREADS": options["threads"]}
+            str(model), scheduling, "CPU", settings
         )
         self._tokenizer = self._pipeline.get_tokenizer()
         self._stop_ids = set(options["stop_ids"])
@@ -119,6 +125,15 @@ class OpenVino(Peer):
             self._pipeline.step()
             look(handles)
         return [handle.read_all()[0] for handle in handles]
+
+
+def _exported(folder: Path, work_dir: Path) -> Path:
+    """The folder that OpenVINO reads, made unless it is there."""
+    found = work_dir / f"{folder.name}-openvino"
+    if not (found / "openvino_model.xml").is_file():
+        export: Any = importlib.import_module("optimum.exporters.openvino")
+        export.main_export(str(folder), str(found), task="text-generation-with-past")
+    return found
 
 
 if __name__ == "__main__":
