@@ -94,8 +94,8 @@ class GrammarLogitsProcessor:
         if not self._grammars:
             raise ValueError("there is no grammar")
         self._max_new_tokens = max_new_tokens
-        for grammar in self._grammars if max_new_tokens is not None else ():
-            if grammar.shortest_length >= max_new_tokens:
+        for grammar in self._grammars:
+            if max_new_tokens is not None and grammar.shortest_length >= max_new_tokens:
                 raise GrammarError(
                     f"the shortest text takes {grammar.shortest_length} tokens and one that ends "
                     f"it, max_new_tokens is {max_new_tokens}"

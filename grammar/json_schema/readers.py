@@ -86,7 +86,7 @@ def count(schema: Schema, keyword: str) -> int | None:
     value = number(schema, keyword)
     if value is None:
         return None
-    if value > MOST and (isinstance(value, int) or value.as_tuple().exponent >= 0):
+    if value > MOST and (isinstance(value, int) or value == value.to_integral_value()):
         return MOST
     is_huge = isinstance(value, Decimal) and value.adjusted() > 30
     if value < 0 or is_huge or value != int(value):

@@ -348,7 +348,7 @@ def test_the_sources_of_remembered_grammars_are_not_kept() -> None:
         for index in range(10):
             many.compile_json_schema({"type": "integer", "description": f"{index}" * 1_000_000})
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 2_000_000
+        assert tracemalloc.get_traced_memory()[0] < 5_000_000
     finally:
         tracemalloc.stop()
 
@@ -356,7 +356,7 @@ def test_the_sources_of_remembered_grammars_are_not_kept() -> None:
 def test_what_a_grammar_says_it_takes_counts_its_objects() -> None:
     pairs = [{"a": index, "b": [index]} for index in range(60)]
     assert compiler().compile_json_schema({"enum": pairs}).num_bytes > 200_000
-    assert 10_000 < compiler().compile_regex("a").num_bytes < 100_000
+    assert 10_000 < compiler().compile_regex("a").num_bytes < 400_000
 
 
 @pytest.mark.parametrize(
