@@ -12,11 +12,23 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
-from benchmarks import frozen_prefix, growth, kernels, memory, overhead, starvation
+from benchmarks import (
+    accuracy,
+    frozen_prefix,
+    growth,
+    kernels,
+    machine,
+    memory,
+    overhead,
+    starvation,
+)
 from palmette.runtime.config import EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine
 from palmette.runtime.kernels.cpu import extension
+from palmette.runtime.loading import load_model
 from palmette.runtime.testing import tiny_engine, tiny_model
 from palmette.runtime.tokenization.byte import ByteTokenizer
 from tests.runtime.loading.files import write_folder
@@ -293,3 +305,84 @@ def test_kernels_are_compared_on_the_same_loads(
     assert all(len(times) == 2 and min(times) > 0 for times in data.values())
     assert "some" in shown
     assert "(1.00 x)" in shown
+
+
+# accuracy and machine
+
+
+@pytest.mark.skipif(extension() is None, reason="the extension was not built")
+@pytest.mark.parametrize("kind", accuracy.KINDS)
+def test_products_are_as_exact_as_their_inputs(kind: str) -> None:
+    for name in extension().available():
+        exact = accuracy.product_error(name, kind, is_exact=True, n=32, k=64)
+        rounded = accuracy.product_error(name, kind, is_exact=False, n=32, k=64)
+        assert 0 < exact <= rounded < 1e-2
+        if extension().takes(name, True, 0) == "float32" and name != "avx512_bf16":
+            assert exact < 1e-6
+
+
+@pytest.mark.skipif(extension() is None, reason="the extension was not built")
+def test_ways_to_compute_a_model_are_held_against_the_first(tmp_path: Path) -> None:
+    path = write_folder(tmp_path / "m", oracle(vocab_size=64, hidden_size=64, intermediate_size=96))
+    ways = {
+        "torch": load_model(path, "float32", kernels="torch"),
+        "own": load_model(path, "float32", kernels="cpu"),
+    }
+    windows = accuracy.windows_of([(7 * i) % 64 for i in range(50)], 20)
+    assert [len(window) for window in windows] == [20, 20]
+    found = accuracy.compare(ways, "torch", windows)
+    assert found["own"].agreement == 1
+    assert abs(found["own"].divergence) < 1e-6
+    assert found["own"].perplexity == pytest.approx(found["torch"].perplexity, rel=1e-4)
+    assert found["torch"].perplexity > 1
+
+
+def test_a_straight_line_is_found_and_what_it_leaves() -> None:
+    assert machine.straight_line({1: 3.0, 2: 5.0, 4: 9.0}) == pytest.approx((1, 2, 1))
+    *_, explained = machine.straight_line({1: 1.0, 2: 9.0, 3: 1.0})
+    assert explained == pytest.approx(0)
+
+
+def test_bounds_are_of_what_a_step_must_read_and_multiply() -> None:
+    loaded = tiny_model()
+    config = loaded.config
+    decode = machine.Load("", 2, 1, 10)
+    own = machine.bytes_read(loaded, decode)
+    more = machine.bytes_read(loaded, machine.Load("", 2, 1, 11))
+    assert more - own == 2 * 2 * config.num_layers * config.kv_size * loaded.dtype.itemsize
+    each = config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
+    each += 3 * config.hidden_size * config.intermediate_size
+    assert machine.operations(config, decode) == 2 * 2 * config.num_layers * each
+
+
+def test_less_of_a_processor_is_measured_in_this_process(tmp_path: Path) -> None:
+    path = write_folder(
+        tmp_path / "m", oracle(vocab_size=64, hidden_size=64, max_position_embeddings=4096)
+    )
+    found = machine.one(str(path), torch.get_num_threads(), 0.0)
+    assert set(found) == {machine.DECODE.name, machine.PREFILL.name}
+    assert min(found.values()) > 0
+
+
+def test_a_report_of_the_machine_names_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = {"tokens_per_second": 300.0, "bound": 500.0, "share": 0.6}
+    figures = {
+        "title": "some machine",
+        "shares": {
+            "gigabytes_per_second": 50.0,
+            "tera_operations_per_second": 0.9,
+            "ways": {"packed": {"decode": load}},
+        },
+        "by_batch": {"packed": dict.fromkeys(machine.BATCHES, 100.0)},
+        "by_length": {"packed": {128: 200.0, 256: 210.0, 512: 230.0}},
+        "by_waiting": {100: 1000.0, 1000: 1010.0, 5000: 1020.0},
+        "with_less": {name: {"decode": 10.0} for name in machine.LESS},
+    }
+    machine.report(figures, Console(width=100))
+    shown = capsys.readouterr().out
+    assert "60%" in shown
+    assert "5,000 waiting: +2.0%" in shown
+    machine.plot(figures, tmp_path / "plot.svg")
+    assert "Prefilling" in (tmp_path / "plot.svg").read_text()
