@@ -346,9 +346,9 @@ def test_a_straight_line_is_found_and_what_it_leaves() -> None:
 def test_bounds_are_of_what_a_step_must_read_and_multiply() -> None:
     loaded = tiny_model()
     config = loaded.config
-    decode = machine.Load("", 2, 1, 10)
+    decode = kernels.Load("", 2, 1, 10)
     own = machine.bytes_read(loaded, decode)
-    more = machine.bytes_read(loaded, machine.Load("", 2, 1, 11))
+    more = machine.bytes_read(loaded, kernels.Load("", 2, 1, 11))
     assert more - own == 2 * 2 * config.num_layers * config.kv_size * loaded.dtype.itemsize
     each = config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
     each += 3 * config.hidden_size * config.intermediate_size
