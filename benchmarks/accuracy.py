@@ -33,7 +33,6 @@ from rich.table import Table
 from benchmarks.peers.weights import bfloat16_folder
 from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kernels.cpu import BLOCK_FORMATS, Blocks, Format, PackedLinear, extension
-from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.loading import LoadedModel, load_model
 from palmette.runtime.loading.registry import resolve_model
 from palmette.runtime.tokenization import load_tokenizer
@@ -102,17 +101,9 @@ def windows_of(token_ids: Sequence[int], length: int) -> list[list[int]]:
 
 def log_probs(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     """Of every token in the vocabulary, after each of these tokens. [len(token_ids), vocab_rows]"""
-    config, count = loaded.config, len(token_ids)
+    count = len(token_ids)
     num_pages = -(-count // PAGE_SIZE)
-    pool = KVPool(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_pages=num_pages,
-        page_size=PAGE_SIZE,
-        dtype=loaded.dtype,
-        pages_first=loaded.kernels != "torch",
-    )
+    pool = loaded.new_pool(num_pages, PAGE_SIZE)
     positions = torch.arange(count)
     batch = ForwardBatch(
         token_ids=torch.tensor(token_ids),

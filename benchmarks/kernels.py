@@ -85,16 +85,8 @@ def batch_of(load: Load, vocab_rows: int) -> ForwardBatch:
 
 def pool_of(loaded: LoadedModel, loads: Sequence[Load]) -> KVPool:
     """Room for the largest of the loads, filled with small numbers."""
-    config = loaded.config
-    pool = KVPool(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_pages=max(load.num_sequences * load.pages_each for load in loads),
-        page_size=PAGE_SIZE,
-        dtype=loaded.dtype,
-        pages_first=loaded.kernels != "torch",
-    )
+    most = max(load.num_sequences * load.pages_each for load in loads)
+    pool = loaded.new_pool(most, PAGE_SIZE)
     pool.memory.normal_(0, 0.1)
     return pool
 

@@ -213,16 +213,7 @@ class Engine:
         page_size = config.cache.page_size
         bytes_per_page = KVPool.bytes_per_page(model_config, page_size, loaded.dtype)
         num_pages = config.cache.resolve(bytes_per_page)
-        pool = KVPool(
-            num_layers=model_config.num_layers,
-            num_kv_heads=model_config.num_kv_heads,
-            head_dim=model_config.head_dim,
-            num_pages=num_pages,
-            page_size=page_size,
-            dtype=loaded.dtype,
-            device=config.model.device,
-            pages_first=loaded.kernels != "torch",
-        )
+        pool = loaded.new_pool(num_pages, page_size, config.model.device)
         vocab_size = min(tokenizer.vocab_size, model_config.vocab_rows)
         cache = config.cache
         host = None

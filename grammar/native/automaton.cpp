@@ -8,8 +8,6 @@ constexpr std::size_t kFewPairs = 3;  // are searched as fast as a row is looked
 
 }  // namespace
 
-std::size_t Automaton::num_bytes() const { return store_.num_bytes(); }
-
 bool Automaton::trim() {
     const Limits& limits = store_.limits();
     if (static_cast<Count>(num_states_) * 2 <= limits.max_states &&

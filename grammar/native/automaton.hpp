@@ -20,9 +20,6 @@ class Automaton {
 
     std::size_t num_states() const { return num_states_; }
 
-    // About how much memory the states and the terms behind them take.
-    std::size_t num_bytes() const;
-
     // Drop everything if half of a limit is in use; the rest is room for one operation.
     bool trim();
 

@@ -31,7 +31,7 @@ class Grammar {
 
     Term* start() const { return start_; }
 
-    std::size_t num_bytes() const { return automaton_.num_bytes() + masks_.num_bytes(); }
+    std::size_t num_bytes() const { return store_.num_bytes() + masks_.num_bytes(); }
 
     // Begin one operation: on the clock, and with room for it.
     void begin();

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -83,10 +84,8 @@ class PythonMatcher {
     }
 
     void rollback(py::handle num_tokens) {
-        int overflow = 0;
-        const long long number = PyLong_AsLongLongAndOverflow(num_tokens.ptr(), &overflow);
-        if (number == -1 && !overflow && PyErr_Occurred()) throw py::error_already_set();
-        if (overflow || number < 0 || static_cast<std::size_t>(number) > core_.num_tokens()) {
+        const Count number = number_of(num_tokens);
+        if (number < 0 || static_cast<std::size_t>(number) > core_.num_tokens()) {
             throw py::value_error("cannot roll back " + py::str(num_tokens).cast<std::string>() +
                                   " of " + std::to_string(core_.num_tokens()) + " tokens");
         }
@@ -97,10 +96,7 @@ class PythonMatcher {
         Count number = 0;
         Count* most = nullptr;
         if (!budget.is_none()) {
-            int overflow = 0;
-            number = PyLong_AsLongLongAndOverflow(budget.ptr(), &overflow);
-            if (overflow) number = overflow > 0 ? kMost : -kMost;
-            if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
+            number = number_of(budget);
             most = &number;
         }
         const std::size_t num_rows = grammar_->core().vocabulary().num_rows();
@@ -148,13 +144,18 @@ class PythonMatcher {
     }
 
   private:
+    // Of integers beyond all counts, the greatest or the least of those.
+    static Count number_of(py::handle integer) {
+        int overflow = 0;
+        const long long number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
+        if (overflow) return overflow > 0 ? kMost : -kMost;
+        if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
+        return number;
+    }
+
     static std::size_t limit_of(const py::object& limit) {
         if (limit.is_none()) return std::numeric_limits<std::size_t>::max();
-        int overflow = 0;
-        const long long number = PyLong_AsLongLongAndOverflow(limit.ptr(), &overflow);
-        if (overflow > 0) return std::numeric_limits<std::size_t>::max();
-        if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
-        return number < 0 ? 0 : static_cast<std::size_t>(number);
+        return static_cast<std::size_t>(std::max<Count>(number_of(limit), 0));
     }
 
     std::shared_ptr<PythonGrammar> grammar_;

@@ -19,6 +19,7 @@ from palmette.runtime.kernels.cpu import (
     multiplies_bfloat16,
     multiplies_bytes,
 )
+from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.layers.linear import Linear, MakeLinear
 from palmette.runtime.loading.gguf_model import GGUFModel
 from palmette.runtime.loading.hf_folder import HFFolder
@@ -52,6 +53,24 @@ class LoadedModel:
     kernels: str = "torch"
     kernels_reason: str = "asked for"
     weights_digest: str | None = None
+
+    def new_pool(
+        self, num_pages: int, page_size: int, device: torch.device | str = "cpu"
+    ) -> KVPool:
+        """A pool of pages, laid out for what computes the model.
+
+        Raises InvalidRequest if there is no memory for it.
+        """
+        return KVPool(
+            num_layers=self.config.num_layers,
+            num_kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=device,
+            pages_first=self.kernels != "torch",
+        )
 
 
 def load_model(

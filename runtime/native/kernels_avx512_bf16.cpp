@@ -247,7 +247,7 @@ constexpr int kPairQueries = 6;  // query heads whose sums over four vectors fit
 inline __m512 raised(__m512 x) {
     const __m512 power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
     const __mmask16 is_some = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
-    const __m512 rounding = _mm512_set1_ps(12582912.0f);  // leaves an integer in the lowest bits
+    const __m512 rounding = _mm512_set1_ps(kRounding);
     const __m512 shifted = _mm512_add_ps(power, rounding);
     const __m512 rest = _mm512_sub_ps(power, _mm512_sub_ps(shifted, rounding));
     __m512 p = _mm512_set1_ps(9.58285e-3f);

@@ -149,13 +149,9 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     const int64_t size = pages.is_bf16 ? 2 : 4;
     const uint8_t* keys = pages.data + layer * pages.layer_step * size;
     const uint8_t* values = keys + shape_.num_kv_heads * pages.head_step * size;
-    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,          pages.page_size,
-                      pages.head_step,  pages.page_step,     pages.is_bf16, false};
-    Heads all_heads = heads;
-    all_heads.in_order = true;
     struct Part {
         Span span;
-        int64_t kv_head;  // or -1: all, one after the other
+        int64_t kv_head;  // the first one
         int64_t first, last;
         int64_t stretch;  // or -1: all
         int64_t place;    // of what the stretch comes to
@@ -163,7 +159,8 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     struct Split {
         int64_t first_row, num_heads, num_stretches, place;
     };
-    const int64_t step = std::max<int64_t>(1, kMaxQueriesTogether / (heads.num_heads / heads.num_kv_heads));
+    const int64_t step =
+        std::max<int64_t>(1, kMaxQueriesTogether / (shape_.num_heads / shape_.num_kv_heads));
     int64_t num_groups = 0;
     for (int64_t s = 0; s < batch.num_sequences; ++s) {
         const int64_t count = batch.query_starts[s + 1] - batch.query_starts[s];
@@ -171,8 +168,11 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     }
     // Few parts would leave threads without work.
     const int64_t enough = pool_.num_threads() * kItems;
-    const bool may_split = pool_.num_threads() > 1 && num_groups * heads.num_kv_heads < enough;
+    const bool may_split = pool_.num_threads() > 1 && num_groups * shape_.num_kv_heads < enough;
     const bool in_order = num_groups >= enough || pool_.num_threads() == 1;
+    const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,           pages.page_size,
+                      pages.head_step,  pages.page_step,     pages.is_bf16, in_order};
+    const int64_t heads_each = in_order ? heads.num_kv_heads : 1;
     std::vector<Part> parts;
     std::vector<Split> splits;
     int64_t room = 0;
@@ -183,7 +183,7 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
         const auto add = [&](int64_t stretch, int64_t place) {
             for (int64_t first = 0; first < count; first += step) {
                 const int64_t last = std::min(count, first + step);
-                for (int64_t head = in_order ? -1 : 0; head < (in_order ? 0 : heads.num_kv_heads); ++head)
+                for (int64_t head = 0; head < heads.num_kv_heads; head += heads_each)
                     parts.push_back({span, head, first, last, stretch, place});
             }
         };
@@ -201,18 +201,16 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
     if (stretches_.size() < static_cast<size_t>(room)) stretches_.resize(static_cast<size_t>(room));
     pool_.each(static_cast<int64_t>(parts.size()), [&](int64_t i) {
         const Part& part = parts[static_cast<size_t>(i)];
-        if (part.kv_head < 0) {
-            for (int64_t head = 0; head < heads.num_kv_heads; ++head) {
-                kernels_.attend(all_heads, part.span, head, part.first, part.last, heads_.data(),
-                                num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
+        for (int64_t head = part.kv_head; head < part.kv_head + heads_each; ++head) {
+            if (part.stretch < 0) {
+                kernels_.attend(heads, part.span, head, part.first, part.last, heads_.data(),
+                                num_all * dim, keys, values, attended_.data(),
+                                shape_.num_heads * dim);
+            } else {
+                kernels_.attend_stretch(heads, part.span, head, part.first, part.last,
+                                        part.stretch, heads_.data(), num_all * dim, keys, values,
+                                        stretches_.data() + part.place);
             }
-        } else if (part.stretch < 0) {
-            kernels_.attend(heads, part.span, part.kv_head, part.first, part.last, heads_.data(),
-                            num_all * dim, keys, values, attended_.data(), shape_.num_heads * dim);
-        } else {
-            kernels_.attend_stretch(heads, part.span, part.kv_head, part.first, part.last,
-                                    part.stretch, heads_.data(), num_all * dim, keys, values,
-                                    stretches_.data() + part.place);
         }
     });
     for (const Split& split : splits) {

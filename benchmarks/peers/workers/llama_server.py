@@ -39,7 +39,6 @@ class LlamaServer(Peer):
         command += ["--threads", str(options["threads"]), "--ctx-size", str(_CONTEXT)]
         self._process = subprocess.Popen(command, stdout=sys.stderr)
         atexit.register(self._process.kill)
-        self._stop_ids = set(options["stop_ids"])
         until = time.monotonic() + _SECONDS_TO_START
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > until:
