@@ -22,6 +22,7 @@ from palmette.grammar.ebnf.nodes import (
     sequence,
 )
 from palmette.grammar.ebnf.shortest import Shortest
+from palmette.grammar.errors import GrammarTooComplex
 from palmette.grammar.term_store import TermStore
 
 
@@ -96,6 +97,8 @@ class _Remover:
 
     def _close(self, ways: dict[str, dict[str, list[Node]]]) -> None:
         """From the steps between rules to all ways between them, by elimination."""
+        limit = self._store.limits.max_terms
+        made = 0
         for pivot in sorted(ways, key=lambda name: len(ways[name])):
             before = {name: choice(row[pivot]) for name, row in ways.items() if pivot in row}
             after = {name: choice(nodes) for name, nodes in ways[pivot].items()}
@@ -104,6 +107,11 @@ class _Remover:
             loops = [] if loop is None else [Repeat(loop, 0, None)]
             for name, to_pivot in before.items():
                 ways[name][pivot] = [sequence((to_pivot, *loops))]
+                made += len(after)
+                if made > limit:  # each is a term later on
+                    raise GrammarTooComplex(
+                        f"the grammar needs more than {limit} terms to be without left recursion"
+                    )
                 for other, from_pivot in after.items():
                     self._store.spend(4)
                     way = sequence((to_pivot, *loops, from_pivot))

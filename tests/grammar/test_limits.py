@@ -53,6 +53,17 @@ HOSTILE_PATTERNS = [
 ]
 
 
+def test_rules_that_all_begin_with_each_other_are_refused_by_size() -> None:
+    def grammar(number: int) -> str:
+        again = " | ".join(f'x{i} "{i}"' for i in range(number))
+        return "root ::= x0\n" + "\n".join(f'x{i} ::= {again} | "c"' for i in range(number))
+
+    patient = compiler(max_terms=1000, **PATIENT)
+    assert accepts(patient.compile_grammar(grammar(5)), b"c0412")
+    with pytest.raises(GrammarTooComplex, match="1000 terms to be without left recursion"):
+        patient.compile_grammar(grammar(30))
+
+
 @pytest.mark.parametrize("pattern", HOSTILE_PATTERNS)
 def test_a_pattern_that_explodes_elsewhere_gives_masks_here(pattern: str) -> None:
     matcher = compiler().compile_regex(pattern).matcher()
