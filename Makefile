@@ -11,6 +11,9 @@ EXAMPLES := $(VENV)/.installed-examples
 # What the package is built from; the extensions in C++ where there is a compiler.
 SOURCES := pyproject.toml setup.py constraints.txt $(wildcard grammar/native/* runtime/native/*)
 
+# What `make bench` runs as it is.
+BENCHMARKS := $(filter-out __init__ determinism plotting, $(notdir $(basename $(wildcard benchmarks/*.py))))
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 2
 
@@ -49,9 +52,8 @@ format: $(DEV) ## Mend what can be mended of style and formatting
 
 bench: $(EXAMPLES) ## Run every benchmark and print its figures
 	$(BIN)/palmette pull $(MODEL)
-	set -e; for script in $(filter-out benchmarks/determinism.py, $(wildcard benchmarks/[a-z]*.py)); \
-		do $(BIN)/python "$$script"; done
-	$(BIN)/python benchmarks/determinism.py --quick
+	set -e; for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name; done
+	$(BIN)/python -m benchmarks.determinism --quick
 	$(BIN)/python -m benchmarks.programs --ablations no-cache small-pool
 
 clean: ## Remove what was built and cached; .venv and pulled models stay

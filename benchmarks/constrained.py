@@ -5,7 +5,7 @@ of its own, so that neither prefixes nor guesses outlive it: guesses know what t
 objects said. The ways take turns, round by round, in one process. In float32 the ids of ways that
 spell texts in the same tokens are compared: those drawn, or the tokenizer's own.
 
-    OMP_NUM_THREADS=2 python benchmarks/constrained.py
+    OMP_NUM_THREADS=2 python -m benchmarks.constrained
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ are looked at: it is a tie if what the sampler decided by, there and here, was w
 logits for a greedy draw, of cumulative probability for a sampled one). Ties are listed; anything
 else is an error, and the exit code is 1.
 
-    python benchmarks/determinism.py --json determinism.json     # all of it; go on where it stopped
-    python benchmarks/determinism.py --quick                     # 12 prompts, 9 settings
-    python benchmarks/determinism.py --only batch-8 batch-32 preempted --logits
+    python -m benchmarks.determinism --json determinism.json     # all of it; go on where it stopped
+    python -m benchmarks.determinism --quick                     # 12 prompts, 9 settings
+    python -m benchmarks.determinism --only batch-8 batch-32 preempted --logits
 
 With `--json`, settings that the file holds already are not run again; it is for one state of the
 code. With `--logits`, the logits at each position are compared as well with those of the first

@@ -8,7 +8,7 @@ file, checking, copying. It is told with the model's digest known from an earlie
 known. What comes before, the start of Python with its imports and the loading of the model, is the
 same for all and told apart. The ids of the answers are compared.
 
-    OMP_NUM_THREADS=2 python benchmarks/frozen_prefix.py
+    OMP_NUM_THREADS=2 python -m benchmarks.frozen_prefix
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ logarithmic scales (0: constant, 1: linear), and plots them. Evicting takes so l
 processes would be in its time: it is told in processor time. The ids in the keys that are looked up
 are equal to those in the tree but other objects, as those of a new request are.
 
-    python benchmarks/growth.py --plot docs/plots/growth.svg
+    python -m benchmarks.growth --plot docs/plots/growth.svg
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 
+from benchmarks.plotting import svg_figure
 from palmette.radix_cache import Namespace, RadixCache
 from palmette.runtime.config import PolicyName, SchedulerSection
 from palmette.runtime.kv.manager import KVManager
@@ -513,15 +514,9 @@ def verdicts(figures: Figures) -> dict[str, bool]:
 
 def plot(figures: Figures, path: Path) -> None:
     """Every panel on logarithmic scales. The same figures give the same file."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": "palmette", "svg.fonttype": "none", "font.size": 8}):
-        panels = [panel for panel in figures.panels if panel.curves]
-        num_rows = -(-len(panels) // 2)
-        figure, grid = plt.subplots(num_rows, 2, figsize=(10, 3.4 * num_rows), squeeze=False)
+    panels = [panel for panel in figures.panels if panel.curves]
+    num_rows = -(-len(panels) // 2)
+    with svg_figure(path, num_rows, 2, (10, 3.4 * num_rows)) as grid:
         for axes, panel in zip(grid.flat, panels, strict=False):
             for curve in panel.curves.values():
                 slope = "" if curve.slope is None else f" (slope {curve.slope:.2f})"
@@ -541,10 +536,6 @@ def plot(figures: Figures, path: Path) -> None:
             axes.legend(fontsize=7)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
-        figure.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 def save(figures: Figures, seed: int, path: Path) -> None:

@@ -5,7 +5,7 @@ asked again: the worst case of a cache without a second place. The tier holds al
 ways take turns, round by round, in one process; the first round of each, in which nothing can be
 cached, is not counted. The ids of all ways are compared.
 
-    OMP_NUM_THREADS=1 python benchmarks/host_tier.py
+    OMP_NUM_THREADS=1 python -m benchmarks.host_tier
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Decoding one sequence and many at several lengths, and prefilling prompts, as th
 over paged keys and values. Medians; a ratio above 1 says how much faster our own are. The first way
 of each number type is torch's.
 
-    OMP_NUM_THREADS=2 python benchmarks/kernels.py
+    OMP_NUM_THREADS=2 python -m benchmarks.kernels
 """
 
 from __future__ import annotations

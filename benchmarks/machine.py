@@ -34,6 +34,7 @@ from rich.table import Table
 
 from benchmarks.kernels import Load, pool_of, seconds_of
 from benchmarks.peers.weights import bfloat16_folder
+from benchmarks.plotting import svg_figure
 from palmette.protocol import Request, SamplingParams
 from palmette.runtime.engine import Engine
 from palmette.runtime.loading import LoadedModel, load_model
@@ -280,36 +281,26 @@ def report(figures: Figures, console: Console) -> None:
 
 def plot(figures: Figures, path: Path) -> None:
     """Growth; the same figures give the same file."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": "palmette", "svg.fonttype": "none", "font.size": 8}):
-        figure, grid = plt.subplots(1, 3, figsize=(11, 3.2))
+    with svg_figure(path, 1, 3, (11, 3.2)) as ((*first, last),):
         panels = (
             ("Decoding behind 256 tokens", "sequences together", "tokens/s", "by_batch"),
             ("Prefilling", "tokens of the prompt", "microseconds a token", "by_length"),
         )
-        for axes, (title, over, what, key) in zip(grid, panels, strict=False):
+        for axes, (title, over, what, key) in zip(first, panels, strict=True):
             for name, points in figures[key].items():
                 axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
             axes.set(title=title, xlabel=over, ylabel=what, ylim=(0, None))
             axes.legend(fontsize=7)
         waiting = figures["by_waiting"]
-        grid[2].semilogx(list(waiting), list(waiting.values()), marker="o", markersize=3)
-        grid[2].set(
+        last.semilogx(list(waiting), list(waiting.values()), marker="o", markersize=3)
+        last.set(
             title="A step that decodes 8",
             xlabel="requests that wait",
             ylabel="microseconds",
             ylim=(0, None),
         )
-        for axes in grid:
+        for axes in (*first, last):
             axes.grid(visible=True, linewidth=0.3)
-        figure.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

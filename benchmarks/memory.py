@@ -6,7 +6,7 @@ are scored. The resident size is read every so many requests; over the second ha
 is full, a straight line is fitted. Its interval is at 95 % and allows for samples that follow from
 the ones before (Newey and West, Econometrica 55, 1987).
 
-    OMP_NUM_THREADS=2 python benchmarks/memory.py --requests 20000 --plot docs/plots/memory.svg
+    OMP_NUM_THREADS=2 python -m benchmarks.memory --requests 20000 --plot docs/plots/memory.svg
 
 With `--trace` it tells which lines of Python hold more at the end than in the middle. That makes it
 slow.
@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.plotting import svg_figure
 from palmette.errors import RequestAborted
 from palmette.protocol import Constraint, Request, SamplingParams, ScoreRequest, TokenEvent
 from palmette.runtime.engine import Engine, Event
@@ -257,13 +258,7 @@ def report(figures: Figures, dtype: str) -> None:
 
 def plot(figures: Figures, path: Path) -> None:
     """Resident size over requests, with the line. The same figures give the same file."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": "palmette", "svg.fonttype": "none", "font.size": 8}):
-        figure, axes = plt.subplots(figsize=(6, 3))
+    with svg_figure(path, 1, 1, (6, 3)) as ((axes,),):
         xs = [sample.num_requests for sample in figures.samples]
         axes.plot(xs, [sample.kib / 1024 for sample in figures.samples], linewidth=1)
         line, half = figures.line, figures.second_half
@@ -283,10 +278,6 @@ def plot(figures: Figures, path: Path) -> None:
         axes.set_xlabel("requests")
         axes.set_ylabel("resident, MiB")
         axes.grid(visible=True, linewidth=0.3)
-        figure.tight_layout()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 def as_dict(figures: Figures) -> dict[str, Any]:

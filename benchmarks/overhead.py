@@ -9,7 +9,7 @@ no two begin alike. Two measurements, in turns:
   each clock costs some tenths of a microsecond, so its parts add up to more.
 - Without any clock: the whole run with the prefix cache against the whole run without it.
 
-    OMP_NUM_THREADS=2 python benchmarks/overhead.py
+    OMP_NUM_THREADS=2 python -m benchmarks.overhead
 """
 
 from __future__ import annotations

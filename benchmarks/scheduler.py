@@ -5,7 +5,7 @@ prompts' prefix tree once), for a batch of prompts that share beginnings on thre
 in random order, in pools of different sizes. And how long a step's plan takes with 100 to 5,000
 requests waiting.
 
-    python benchmarks/scheduler.py
+    python -m benchmarks.scheduler
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ greedily. Three ways, alternating, on the same weights, number type and threads:
 Prints seconds (median and range) and ratios, and how many tokens the engine computed against the
 closed form: the prefix once, then each question's own tokens.
 
-    OMP_NUM_THREADS=2 python benchmarks/shared_prefix.py
+    OMP_NUM_THREADS=2 python -m benchmarks.shared_prefix
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ requests in each order, and the throughput. One client streams a long answer all
 largest gap between two of its tokens, and the largest while the long prompt was prefilled. The same
 gaps without any traffic follow, for several sizes of a step.
 
-    OMP_NUM_THREADS=2 python benchmarks/starvation.py --seconds 60
+    OMP_NUM_THREADS=2 python -m benchmarks.starvation --seconds 60
 """
 
 from __future__ import annotations

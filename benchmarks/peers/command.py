@@ -33,6 +33,7 @@ from rich.console import Console
 from benchmarks.peers import tables
 from benchmarks.peers.engines import Engine, Worker, WorkerDied
 from benchmarks.peers.measure import Bench, Results
+from benchmarks.peers.plot import plot
 from benchmarks.peers.weights import bfloat16_folder
 from benchmarks.peers.workloads import WORKLOADS, Size
 from palmette.runtime.home import palmette_home
@@ -100,6 +101,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="where weights in bfloat16 are kept, and what the libraries print",
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--plot", type=Path, help="and as bars to this .svg file")
     return parser.parse_args(argv)
 
 
@@ -185,10 +187,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{args.rounds} rounds (and range)"
     )
     report(console, bench.results, workers, title)
+    told = {"title": title, "absent": absent, **as_dict(bench.results, workers)}
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        told = {"title": title, "absent": absent, **as_dict(bench.results, workers)}
         args.json.write_text(json.dumps(told, indent=1) + "\n")
+    if args.plot:
+        plot([told], args.plot)
 
 
 @contextmanager

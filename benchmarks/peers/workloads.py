@@ -36,6 +36,7 @@ FIRST = Unit("ms", 0, False)
 SHARE = Unit("%", 0, True)
 TOKENS = Unit("tokens", 0, False)
 ONLY_SHOWN = (SHARE, TOKENS)
+UNITS = {unit.name: unit for unit in (SPEED, SECONDS, FIRST, *ONLY_SHOWN)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,16 @@ BLOCK = 32  # inputs that share a scale, of a weight in blocks
 
 
 class Format(IntEnum):
-    """How a weight is kept. Of 4 and 8 bits, 32 inputs of an output share scale and offset."""
+    """How a weight is kept. Of 4, 5 and 8 bits, 32 inputs of an output share scale and offset; of 6
+    bits, 16.
+    """
 
     FLOAT32 = 0
     BFLOAT16 = 1
     Q4 = 2
     Q8 = 3
+    Q5 = 4
+    Q6 = 5
 
 
 class _Source(IntEnum):
@@ -40,10 +44,25 @@ class _Source(IntEnum):
     Q4_0 = 2
     Q4_1 = 3
     Q8_0 = 4
+    Q5_0 = 5
+    Q5_1 = 6
+    Q4_K = 7
+    Q5_K = 8
+    Q6_K = 9
 
 
-# GGUF's types of blocks that stay packed, and what they are kept as.
-BLOCK_FORMATS = {"Q4_0": Format.Q4, "Q4_1": Format.Q4, "Q8_0": Format.Q8}
+# GGUF's types of blocks that stay packed, and what they are kept as. Those with a K have scales and
+# offsets of 6 or 8 bits that are multiplied by halves; the products are kept, rounded to half.
+BLOCK_FORMATS = {
+    "Q4_0": Format.Q4,
+    "Q4_1": Format.Q4,
+    "Q4_K": Format.Q4,
+    "Q5_0": Format.Q5,
+    "Q5_1": Format.Q5,
+    "Q5_K": Format.Q5,
+    "Q6_K": Format.Q6,
+    "Q8_0": Format.Q8,
+}
 
 
 @cache
@@ -89,10 +108,12 @@ def multiplies_bfloat16() -> bool:
     return name is not None and extension().takes(name, False, Format.BFLOAT16) == "bfloat16"
 
 
-def multiplies_bytes() -> bool:
-    """Whether there are kernels that multiply weights of 4 bits by bytes, in bfloat16."""
+def multiplies_bytes(kind: str) -> bool:
+    """Whether there are kernels that multiply weights in such blocks by bytes, in bfloat16."""
     name = kernels_for(torch.bfloat16)
-    return name is not None and extension().takes(name, False, Format.Q4) == "int8"
+    if name is None or kind not in BLOCK_FORMATS:
+        return False
+    return bool(extension().takes(name, False, BLOCK_FORMATS[kind]) == "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +164,9 @@ class PackedLinear:
         """The map whose outputs are those of all `parts`, one after the other.
 
         Parts are weights [n, num_inputs] in a float type, which are kept in `dtype`, or blocks of
-        one kind, which stay as they are. `interleaved`: 16 outputs of each part in turn. It lies in
-        `memory`, or by itself. Raises ValueError for shapes that cannot be cut into tiles.
+        one kind, which stay as they are. `interleaved`: 16 outputs of each part in turn. Otherwise
+        the last tile is filled up with outputs of no meaning. It lies in `memory`, or by itself.
+        Raises ValueError for shapes that cannot be cut into tiles.
         """
         native = extension()
         num_outputs = sum(map(len, parts))
@@ -160,12 +182,14 @@ class PackedLinear:
             source = _Source.BFLOAT16 if kept else _Source.FLOAT32
             self.format = Format.BFLOAT16 if dtype == torch.bfloat16 else Format.FLOAT32
             rows = torch.cat([part.to(taken) for part in weights])
-        if not num_outputs or num_outputs % TILE or num_inputs % BLOCK:
+        is_whole = num_outputs % (TILE * len(parts)) == 0 or not interleaved
+        if not num_outputs or not is_whole or num_inputs % BLOCK:
             raise ValueError(f"[{num_outputs}, {num_inputs}] cannot be cut into tiles")
         order = np.arange(num_outputs, dtype=np.int64)
         if interleaved:
             order = order.reshape(len(parts), -1, TILE).swapaxes(0, 1).reshape(-1)
-        order = np.ascontiguousarray(order)
+        order = np.pad(order, (0, -num_outputs % TILE), mode="edge")
+        num_outputs = len(order)
         num_bytes = num_outputs // TILE * native.tile_bytes(self.format, num_inputs)
         self.num_outputs = num_outputs
         self.weight = (memory or WeightMemory(num_bytes)).take(num_bytes)

@@ -14,8 +14,6 @@ from palmette.errors import InvalidRequest, ModelFileError
 from palmette.runtime.attention import AttentionBackend
 from palmette.runtime.config import KernelsName
 from palmette.runtime.kernels.cpu import (
-    BLOCK_FORMATS,
-    Format,
     multiplies_bfloat16,
     multiplies_bytes,
 )
@@ -148,8 +146,8 @@ def _own_dtype(dtype: str, source: WeightSource) -> tuple[torch.dtype, str]:
     if multiplies_bfloat16():
         return torch.bfloat16, "the kernels for this processor have products of bfloat16"
     blocks = source.blocks("model.layers.0.self_attn.o_proj.weight")
-    if blocks is not None and BLOCK_FORMATS.get(blocks.kind) is Format.Q4 and multiplies_bytes():
-        return torch.bfloat16, "with it weights of 4 bits are multiplied by bytes"
+    if blocks is not None and multiplies_bytes(blocks.kind):
+        return torch.bfloat16, "with it packed weights are multiplied by bytes"
     return torch.float32, "the kernels for this processor do not have products of bfloat16"
 
 

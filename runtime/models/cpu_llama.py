@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kernels.cpu import (
     BLOCK,
     BLOCK_FORMATS,
-    TILE,
     Blocks,
     PackedLinear,
     WeightMemory,
@@ -34,11 +33,11 @@ class CpuLlama:
 
     Each output of a product is summed in the order of the inputs, and a row of attention over its
     keys in their order, 64 from a multiple of 64 on together: what stands beside a row in a batch,
-    chunks and threads change no bit of it. Weights in GGUF's blocks of 4 and 8 bits stay what they
-    are, all others are kept in `dtype`. In bfloat16, what goes into a product with weights of
-    4 bits is rounded to 8 bits where the processor multiplies those, each 32 inputs with a scale of
-    their own and the largest of them with 12 bits; what goes into one with weights of bfloat16 is
-    rounded to that where there are kernels for it. All else is float32.
+    chunks and threads change no bit of it. Weights in GGUF's blocks of 4 to 8 bits stay packed, all
+    others are kept in `dtype`. In bfloat16, what goes into a product with weights of 4 or 5 bits is
+    rounded to 8 bits where the processor multiplies those, each 32 inputs with a scale of their own
+    and the largest of them with 12 bits; what goes into one with weights of bfloat16 is rounded to
+    that where there are kernels for it. All else is float32.
     """
 
     is_batch_invariant = True
@@ -61,10 +60,10 @@ class CpuLlama:
         with torch.inference_mode():
             packer = _Packer(config, read, blocks, dtype)
             self._layers = [packer.layer(i) for i in range(config.num_layers)]
-            self._embedding = packer.linear([EMBEDDING])
-            self._head = self._embedding
-            if not config.tie_word_embeddings:
-                self._head = packer.linear([HEAD])
+            embedding = packer.linear([EMBEDDING])
+            head = embedding if config.tie_word_embeddings else packer.linear([HEAD])
+            self._embedding, self._head = embedding.handle, head.handle
+            self._num_logits = head.num_outputs  # of which the last may have no meaning
             self._final_norm = packer.vector(FINAL_NORM)
             self._rotary = RotaryTable(
                 config.rope, config.head_dim, config.max_context, self.device
@@ -89,14 +88,13 @@ class CpuLlama:
             return f"heads of {config.head_dim} numbers are not a multiple of 16, or too large"
         if group > native.MAX_HEADS_TOGETHER:
             return f"{group} query heads for one of keys are too many"
-        for what, size, step in (
-            ("hidden_size", config.hidden_size, BLOCK),
-            ("intermediate_size", config.intermediate_size, BLOCK),
-            ("num_heads * head_dim", config.q_size, BLOCK),
-            ("vocab_rows", config.vocab_rows, TILE),
+        for what, size in (
+            ("hidden_size", config.hidden_size),
+            ("intermediate_size", config.intermediate_size),
+            ("num_heads * head_dim", config.q_size),
         ):
-            if size % step:
-                return f"{what}, {size}, is not a multiple of {step}"
+            if size % BLOCK:
+                return f"{what}, {size}, is not a multiple of {BLOCK}"
         return None
 
     @property
@@ -114,7 +112,7 @@ class CpuLlama:
         if num_threads != self._num_threads:
             self._step, self._num_threads = self._made(num_threads), num_threads
         num_logits, num_sequences = batch.logit_rows.shape[0], batch.num_sequences
-        logits = torch.empty(num_logits, self.config.vocab_rows)
+        logits = torch.empty(num_logits, self._num_logits)
         # One array, since every small one costs as much as a hundredth of a step.
         tables = [
             table[: -(-length // kv.page_size)]
@@ -148,7 +146,7 @@ class CpuLlama:
             kv.dtype == torch.bfloat16,
             logits.data_ptr(),
         )
-        return logits
+        return logits[:, : self.config.vocab_rows]
 
     def _made(self, num_threads: int) -> Any:
         config = self.config
@@ -194,19 +192,32 @@ class _Packer:
         gates = [f"{mlp}{part}_proj.weight" for part in ("gate", "up")]
         return (
             self.vector(name + "input_layernorm.weight"),
-            self.linear(queries, has_bias=config.attention_bias),
-            self.linear([attn + "o_proj.weight"], has_bias=config.attention_bias),
+            [each.handle for each in self.linears_of(queries, has_bias=config.attention_bias)],
+            self.linear([attn + "o_proj.weight"], has_bias=config.attention_bias).handle,
             self.vector(name + "post_attention_layernorm.weight"),
-            self.linear(gates, has_bias=config.mlp_bias, interleaved=True),
-            self.linear([mlp + "down_proj.weight"], has_bias=config.mlp_bias),
+            self.linear(gates, has_bias=config.mlp_bias, interleaved=True).handle,
+            self.linear([mlp + "down_proj.weight"], has_bias=config.mlp_bias).handle,
         )
 
-    def linear(self, names: list[str], *, has_bias: bool = False, interleaved: bool = False) -> Any:
+    def linears_of(self, names: list[str], *, has_bias: bool) -> list[PackedLinear]:
+        """The maps of these weights, neighbours that are kept alike in one."""
+        runs = groupby(zip(names, map(self._blocks, names), strict=True), lambda one: _kind(one[1]))
+        return [self._linear(dict(run), has_bias=has_bias) for _, run in runs]
+
+    def linear(
+        self, names: list[str], *, has_bias: bool = False, interleaved: bool = False
+    ) -> PackedLinear:
         """The map of these weights together: packed if they all are, in one way."""
-        blocks = [self._blocks(name) for name in names]
-        packed = [each for each in blocks if each is not None and each.kind in BLOCK_FORMATS]
-        parts: list[torch.Tensor | Blocks] = [*packed]
-        if len(packed) < len(names) or len({each.kind for each in packed}) > 1:
+        found = dict(zip(names, map(self._blocks, names), strict=True))
+        return self._linear(found, has_bias=has_bias, interleaved=interleaved)
+
+    def _linear(
+        self, found: dict[str, Blocks | None], *, has_bias: bool, interleaved: bool = False
+    ) -> PackedLinear:
+        names = list(found)
+        kinds = set(map(_kind, found.values()))
+        parts: list[torch.Tensor | Blocks] = [each for each in found.values() if each is not None]
+        if None in kinds or len(kinds) > 1:
             parts = [self._read(name) for name in names]
         biases = [name.removesuffix("weight") + "bias" for name in names] if has_bias else []
         linear = PackedLinear(
@@ -218,10 +229,15 @@ class _Packer:
             memory=self._memory,
         )
         self.linears.append(linear)
-        return linear.handle
+        return linear
 
     def vector(self, name: str) -> int:
         """The address of a tensor [hidden_size], as float32."""
         vector = self._read(name).float().clone().contiguous()
         self.vectors.append(vector)
         return vector.data_ptr()
+
+
+def _kind(blocks: Blocks | None) -> str | None:
+    """How a weight stays packed, if it does."""
+    return None if blocks is None or blocks.kind not in BLOCK_FORMATS else blocks.kind

@@ -14,17 +14,30 @@ enum class Format : int32_t {
     q4 = 2,    // for each 32 inputs: [16] half scales, [16] half offsets, [4][16] words of 8 nibbles:
                // the low ones of its bytes are the first four inputs
     q8 = 3,    // for each 32 inputs: [16] half scales, [8][16] words of 4 signed bytes
+    q5 = 4,    // as q4, and then [16] words of fifth bits: those of byte j are the lowest ones of the
+               // nibbles' bytes j, of the first four inputs, the next four and so on
+    q6 = 5,    // as q4, but the halves are scales of the first 16 inputs and of the others, and then
+               // [2][16] words of fifth and sixth bits of 16 inputs each; 32 is meant as 0
 };
+
+constexpr int kNumFormats = 6;
 
 constexpr int64_t kTile = 16;
 
-// Bytes of one tile of a weight with K inputs.
-constexpr int64_t tile_bytes(Format format, int64_t k) {
-    return format == Format::f32    ? k * 64
-           : format == Format::bf16 ? k * 32
-           : format == Format::q4   ? k / 32 * (32 + 32 + 256)
-                                    : k / 32 * (32 + 512);
+// Bytes of 32 inputs of a tile.
+constexpr int64_t block_bytes(Format format) {
+    return format == Format::f32    ? 32 * 64
+           : format == Format::bf16 ? 32 * 32
+           : format == Format::q8   ? 32 + 512
+           : format == Format::q4   ? 32 + 32 + 256
+           : format == Format::q5   ? 32 + 32 + 256 + 64
+                                    : 32 + 32 + 256 + 128;
 }
+
+// Bytes of one tile of a weight with K inputs.
+constexpr int64_t tile_bytes(Format format, int64_t k) { return k / 32 * block_bytes(format); }
+
+constexpr bool has_offsets(Format format) { return format == Format::q4 || format == Format::q5; }
 
 // What becomes of a tile of products.
 enum class Ending : int32_t {
@@ -86,9 +99,12 @@ struct Bytes32 {
     float scale;
     float sum;          // of what they mean
     uint32_t sixteens;  // of the largest in its byte of four inputs, 0 in the other three
-    int32_t place;      // of these four in a block of q4: bytes to their words, and 4 where they are
-                        // the low halves of bytes
+    int32_t place;      // of these four in a block of nibbles: bytes to their words, and 4 where they
+                        // are the low halves of bytes
 };
+
+// Where the fifth bits of these four are in the bytes that have them.
+inline int fifth_of(const Bytes32& block) { return block.place / 64 * 2 + (block.place & 4 ? 0 : 1); }
 
 struct Rows {
     const void* x;  // [rows][ldx]
@@ -105,8 +121,8 @@ inline const Bytes32* bytes_of(const float* sums) { return reinterpret_cast<cons
 
 struct Kernels {
     const char* name;
-    Input takes[4];  // for weights of each format
-    Input exact[4];  // the same where nothing is rounded that need not be
+    Input takes[kNumFormats];  // for weights of each format
+    Input exact[kNumFormats];  // the same where nothing is rounded that need not be
 
     // y[rows][ldy] for the tiles first_tile <= t < last_tile.
     void (*multiply)(const Linear&, const Rows&, int64_t rows, float* y, int64_t ldy,

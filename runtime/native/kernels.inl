@@ -14,6 +14,29 @@ constexpr int kRows = PALMETTE_ROWS;
 constexpr int kByteRows = kRows < 4 ? kRows : 4;  // of inputs of 8 bits, which take more registers
 constexpr int64_t kBlock = 32;  // inputs that share a scale
 
+PALMETTE_INLINE Words moved_up(Words v, int count) { return count < 0 ? v >> -count : v << count; }
+
+// Of a block of nibbles the bytes of inputs 8 * quarter to 8 * quarter + 7: of the first four, and of
+// the others.
+struct Eight {
+    Words first, others;
+};
+
+template <Format format> PALMETTE_INLINE Eight eight_of(const uint8_t* block, int quarter) {
+    const Words packed = load<Words>(block + 64 + 64 * quarter);
+    Eight v{packed & 0x0f0f0f0fu, (packed >> 4) & 0x0f0f0f0fu};
+    if constexpr (format == Format::q5) {
+        const Words fifth = load<Words>(block + 320);
+        v.first = v.first | (moved_up(fifth, 4 - 2 * quarter) & 0x10101010u);
+        v.others = v.others | (moved_up(fifth, 3 - 2 * quarter) & 0x10101010u);
+    } else if constexpr (format == Format::q6) {
+        const Words pairs = load<Words>(block + 320 + quarter / 2 * 64);
+        v.first = v.first | (moved_up(pairs, 4 - quarter % 2 * 4) & 0x30303030u);
+        v.others = v.others | (moved_up(pairs, 2 - quarter % 2 * 4) & 0x30303030u);
+    }
+    return v;
+}
+
 // Products of R rows with one tile, each summed in the order of the inputs.
 template <Format format, int R>
 PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_t ldx, const float* sums,
@@ -34,29 +57,8 @@ PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_
                 acc[r] += odd * all(x[r * ldx + i + 1]);
             }
         }
-    } else if constexpr (format == Format::q4) {
-        for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
-            const float* xb = x + b * kBlock;
-            Floats part[R];
-            for (int r = 0; r < R; ++r) part[r] = all(0.0f);
-            for (int quarter = 0; quarter < 4; ++quarter) {
-                const Words packed = load<Words>(w + 64 + 64 * quarter);
-                for (int i = 0; i < 8; ++i) {
-                    const Words nibble = (packed >> (i % 4 * 8 + i / 4 * 4)) & 15u;
-                    const Floats value = to_floats(as_ints(nibble));
-                    const float* const at = xb + 8 * quarter + i;
-                    for (int r = 0; r < R; ++r) part[r] += value * all(at[r * ldx]);
-                }
-            }
-            const Floats scale = from_half(load<Halves>(w));
-            const Floats offset = from_half(load<Halves>(w + 32));
-            for (int r = 0; r < R; ++r) {
-                acc[r] += scale * part[r];
-                acc[r] += offset * all(sums[r * lds + b]);
-            }
-        }
-    } else {
-        for (int64_t b = 0; b < k / kBlock; ++b, w += 544) {
+    } else if constexpr (format == Format::q8) {
+        for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
             const float* xb = x + b * kBlock;
             Floats part[R];
             for (int r = 0; r < R; ++r) part[r] = all(0.0f);
@@ -70,41 +72,77 @@ PALMETTE_INLINE void product(const uint8_t* w, int64_t k, const float* x, int64_
             const Floats scale = from_half(load<Halves>(w));
             for (int r = 0; r < R; ++r) acc[r] += scale * part[r];
         }
+    } else {
+        constexpr int kNumScales = format == Format::q6 ? 2 : 1;  // each of as many inputs
+        for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
+            for (int which = 0; which < kNumScales; ++which) {
+                Floats part[R];
+                for (int r = 0; r < R; ++r) part[r] = all(0.0f);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4 / kNumScales; ++i) {
+                    const int quarter = i + which * 2;
+                    const Eight eight = eight_of<format>(w, quarter);
+                    for (int j = 0; j < 8; ++j) {
+                        const Words bytes = (j < 4 ? eight.first : eight.others) >> (j % 4 * 8);
+                        Floats value = to_floats(as_ints(bytes & 255u));
+                        if constexpr (format == Format::q6) value = value - 32.0f;
+                        const float* const at = x + b * kBlock + 8 * quarter + j;
+                        for (int r = 0; r < R; ++r) part[r] += value * all(at[r * ldx]);
+                    }
+                }
+                const Floats scale = from_half(load<Halves>(w + 32 * which));
+                for (int r = 0; r < R; ++r) acc[r] += scale * part[r];
+            }
+            if constexpr (has_offsets(format)) {
+                const Floats offset = from_half(load<Halves>(w + 32));
+                for (int r = 0; r < R; ++r) acc[r] += offset * all(sums[r * lds + b]);
+            }
+        }
     }
     for (int r = 0; r < R; ++r) y[r] = acc[r];
 }
 
 #if PALMETTE_WIDTH >= 32
-// Of inputs of 8 bits, in whole numbers but for the scales. A lane adds eight pairs of products in
-// 16 bits, 8 * 2 * 15 * 127 at most, and outliers apart.
-template <int R>
+// Of inputs of 8 bits, in whole numbers but for the scales. A lane adds pairs of products in 16 bits,
+// as many as fit: eight of 2 * 15 * 127 at most, or four of 2 * 31 * 127. Outliers are apart.
+template <Format format, int R>
 PALMETTE_INLINE void product_of_bytes(const uint8_t* w, int64_t k, const int8_t* x, int64_t ldx,
                                       const float* sums, int64_t lds, Floats* y) {
+    constexpr int kTogether = format == Format::q5 ? 2 : 4;  // quarters
     Floats acc[R];
     for (int r = 0; r < R; ++r) acc[r] = all(0.0f);
-    for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
+    for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
         Words part[R];
+        Ints whole[R];
         for (int r = 0; r < R; ++r) part[r] = Words{};
+        for (int r = 0; r < R; ++r) whole[r] = Ints{};
+#pragma GCC unroll 4
         for (int quarter = 0; quarter < 4; ++quarter) {
-            const Words packed = load<Words>(w + 64 + 64 * quarter);
-            const Words low = packed & 0x0f0f0f0fu, high = (packed >> 4) & 0x0f0f0f0fu;
+            const Eight eight = eight_of<format>(w, quarter);
             const int8_t* const at = x + b * kBlock + 8 * quarter;
             for (int r = 0; r < R; ++r) {
                 uint32_t one, other;
                 std::memcpy(&one, at + r * ldx, sizeof one);
                 std::memcpy(&other, at + r * ldx + 4, sizeof other);
-                part[r] = with_pairs_of_bytes(part[r], low, one);
-                part[r] = with_pairs_of_bytes(part[r], high, other);
+                part[r] = with_pairs_of_bytes(part[r], eight.first, one);
+                part[r] = with_pairs_of_bytes(part[r], eight.others, other);
+                if (quarter % kTogether == kTogether - 1) {
+                    whole[r] = whole[r] + sums_of_pairs(part[r]);
+                    part[r] = Words{};
+                }
             }
         }
         const Floats scale = from_half(load<Halves>(w)), offset = from_half(load<Halves>(w + 32));
         for (int r = 0; r < R; ++r) {
             const Bytes32& own = bytes_of(sums + r * lds)[b];
-            const Words packed = load<Words>(w + 64 + (own.place & ~63));
-            const Words sixteenfold = (packed << (own.place & 4)) & 0xf0f0f0f0u;
-            const Words apart = with_pairs_of_bytes(Words{}, sixteenfold, own.sixteens);
-            const Floats both = to_floats(sums_of_pairs(part[r]) + sums_of_pairs(apart));
-            acc[r] += (scale * all(own.scale)) * both;
+            const Words packed = load<Words>(w + 64 + (own.place & ~63)) >> (4 - (own.place & 4));
+            Words bytes = packed & 0x0f0f0f0fu;
+            if constexpr (format == Format::q5) {
+                const Words fifth = load<Words>(w + 320) >> fifth_of(own);
+                bytes = bytes | ((fifth & 0x01010101u) << 4);
+            }
+            const Ints apart = sums_of_pairs(with_pairs_of_bytes(Words{}, bytes, own.sixteens));
+            acc[r] += (scale * all(own.scale)) * to_floats(whole[r] + (apart << 4));
             acc[r] += offset * all(own.sum);
         }
     }
@@ -117,7 +155,7 @@ PALMETTE_INLINE void product_of(const uint8_t* w, int64_t k, const void* x, int6
                                 const float* sums, int64_t lds, Floats* y) {
 #if PALMETTE_WIDTH >= 32
     if constexpr (input == Input::i8) {
-        product_of_bytes<R>(w, k, static_cast<const int8_t*>(x), ldx, sums, lds, y);
+        product_of_bytes<format, R>(w, k, static_cast<const int8_t*>(x), ldx, sums, lds, y);
         return;
     }
 #endif
@@ -184,12 +222,17 @@ void multiply_as(const Linear& linear, const Rows& rows, int64_t num_rows, float
 
 void multiply(const Linear& linear, const Rows& rows, int64_t num_rows, float* y, int64_t ldy,
               int64_t first_tile, int64_t last_tile, Ending ending) {
-    auto run = linear.format == Format::f32    ? multiply_as<Format::f32, Input::f32>
-               : linear.format == Format::bf16 ? multiply_as<Format::bf16, Input::f32>
-               : linear.format == Format::q4   ? multiply_as<Format::q4, Input::f32>
-                                               : multiply_as<Format::q8, Input::f32>;
+    constexpr decltype(&multiply) all_of[kNumFormats] = {
+        multiply_as<Format::f32, Input::f32>, multiply_as<Format::bf16, Input::f32>,
+        multiply_as<Format::q4, Input::f32>,  multiply_as<Format::q8, Input::f32>,
+        multiply_as<Format::q5, Input::f32>,  multiply_as<Format::q6, Input::f32>,
+    };
+    auto run = all_of[static_cast<int>(linear.format)];
 #if PALMETTE_WIDTH >= 32
-    if (rows.input == Input::i8) run = multiply_as<Format::q4, Input::i8>;
+    if (rows.input == Input::i8) {
+        run = linear.format == Format::q5 ? multiply_as<Format::q5, Input::i8>
+                                          : multiply_as<Format::q4, Input::i8>;
+    }
 #endif
     run(linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
 }
@@ -743,10 +786,12 @@ void weigh_tokens(const float* x, int64_t n, float peak, double temperature, int
 }  // namespace
 
 #ifndef PALMETTE_OWN_PRODUCTS
+constexpr Input kOfFewBits = PALMETTE_WIDTH >= 32 ? Input::i8 : Input::f32;
+
 const Kernels PALMETTE_TABLE = {
     PALMETTE_NAME,
-    {Input::f32, Input::f32, PALMETTE_WIDTH >= 32 ? Input::i8 : Input::f32, Input::f32},
-    {Input::f32, Input::f32, Input::f32, Input::f32},
+    {Input::f32, Input::f32, kOfFewBits, Input::f32, kOfFewBits, Input::f32},
+    {Input::f32, Input::f32, Input::f32, Input::f32, Input::f32, Input::f32},
     multiply,
     sum_blocks,
     normalize,

@@ -1,6 +1,6 @@
 // Processors that multiply pairs of bfloat16: inputs are rounded to it, and every product is summed
-// in float. Weights of 4 bits are multiplied with inputs of 8, and weights of 8 with inputs of 16, in
-// whole numbers, 32 at a time without an error.
+// in float. Weights of 4 and 5 bits are multiplied with inputs of 8, and weights of 6 and 8 with inputs
+// of 16, in whole numbers, as many as share a scale without an error.
 
 #if defined(__x86_64__)
 
@@ -34,9 +34,9 @@ inline __m512 half_at(const uint8_t* from) {
 
 // A weight may be read faster than the processor fetches it by itself, since tiles are short stretches
 // of memory: what follows the T tiles at hand is fetched meanwhile.
-template <int T> inline void fetch_next(const uint8_t* w, int64_t size, int num_bytes) {
+template <int T> inline void fetch_next(const uint8_t* w, int64_t size, int64_t num_bytes) {
     for (int t = 0; t < T; ++t)
-        for (int line = 0; line < num_bytes; line += 64) __builtin_prefetch(w + (t + T) * size + line);
+        for (int64_t line = 0; line < num_bytes; line += 64) __builtin_prefetch(w + (t + T) * size + line);
 }
 
 // R rows with T tiles whose weights lie `size` bytes apart; `is_first`: of those that go through them.
@@ -56,42 +56,57 @@ inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t
     }
 }
 
-template <int R, int T>
-inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
-                     const float* sums, int64_t lds, bool is_first, __m512 (*y)[T]) {
+inline __m512i vector_of(Words v) {
+    __m512i out;
+    std::memcpy(&out, &v, sizeof out);
+    return out;
+}
+
+template <Format format, int R, int T>
+inline void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
+                              const float* sums, int64_t lds, bool is_first, __m512 (*y)[T]) {
     const __m512i nibbles = _mm512_set1_epi8(15);
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < k / kBlock; ++b, w += 320) {
+    for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
         __m512i part[R][T];
         for (int r = 0; r < R; ++r)
             for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
-        if (is_first) fetch_next<T>(w, size, 320);
+        if (is_first) fetch_next<T>(w, size, block_bytes(format));
+#pragma GCC unroll 4
         for (int quarter = 0; quarter < 4; ++quarter) {
-            __m512i low[T], high[T];
+            __m512i first[T], others[T];
             for (int t = 0; t < T; ++t) {
-                const __m512i packed = _mm512_loadu_si512(w + t * size + 64 + 64 * quarter);
-                low[t] = _mm512_and_si512(packed, nibbles);
-                high[t] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibbles);
+                const Eight eight = eight_of<format>(w + t * size, quarter);
+                first[t] = vector_of(eight.first);
+                others[t] = vector_of(eight.others);
             }
             const int8_t* const at = x + b * kBlock + 8 * quarter;
             for (int r = 0; r < R; ++r) {
                 const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 4);
                 for (int t = 0; t < T; ++t) {
-                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], low[t], one);
-                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], high[t], other);
+                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], first[t], one);
+                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], others[t], other);
                 }
             }
         }
         for (int r = 0; r < R; ++r) {
             const Bytes32& own = bytes_of(sums + r * lds)[b];
             const uint8_t* const at = w + 64 + (own.place & ~63);
-            const __m128i shift = _mm_cvtsi32_si128(own.place & 4);
+            const __m128i up = _mm_cvtsi32_si128(own.place & 4);
             const __m512i sixteens = word_at(&own.sixteens);
             for (int t = 0; t < T; ++t) {
-                const __m512i packed = _mm512_sll_epi32(_mm512_loadu_si512(at + t * size), shift);
+                const __m512i packed = _mm512_sll_epi32(_mm512_loadu_si512(at + t * size), up);
                 const __m512i sixteenfold = _mm512_andnot_si512(nibbles, packed);
                 part[r][t] = _mm512_dpbusd_epi32(part[r][t], sixteenfold, sixteens);
+                if constexpr (format == Format::q5) {  // sixteen times a fifth bit is no byte
+                    const __m512i bits = _mm512_srl_epi32(_mm512_loadu_si512(w + t * size + 320),
+                                                          _mm_cvtsi32_si128(fifth_of(own)));
+                    const __m512i ones = _mm512_and_si512(bits, _mm512_set1_epi8(1));
+                    const __m512i apart =
+                        _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, sixteens);
+                    part[r][t] = _mm512_add_epi32(part[r][t], _mm512_slli_epi32(apart, 8));
+                }
             }
         }
         for (int t = 0; t < T; ++t) {
@@ -106,43 +121,57 @@ inline void bytes_q4(const uint8_t* w, int64_t size, int64_t k, const int8_t* x,
     }
 }
 
-template <int R, int T>
-inline void pairs_q8(const uint8_t* w, int64_t size, int64_t k, const int16_t* x, int64_t ldx,
-                     const float* scales, int64_t lds, bool is_first, __m512 (*y)[T]) {
+// Bytes with signs of inputs 4 * word to 4 * word + 3.
+template <Format format> inline __m512i signed_bytes(const uint8_t* block, int word) {
+    if constexpr (format == Format::q8) return _mm512_loadu_si512(block + 32 + 64 * word);
+    const Eight eight = eight_of<format>(block, word / 2);
+    return _mm512_sub_epi8(vector_of(word % 2 ? eight.others : eight.first), _mm512_set1_epi8(32));
+}
+
+template <Format format, int R, int T>
+inline void pairs_of_bytes(const uint8_t* w, int64_t size, int64_t k, const int16_t* x, int64_t ldx,
+                           const float* scales, int64_t lds, bool is_first, __m512 (*y)[T]) {
     // Of four bytes, the first two and the last two as the high bytes of 16 bits.
     const __m512i first = _mm512_set1_epi32(static_cast<int32_t>(0x01800080));
     const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(0x03800280));
     const __m512i within = _mm512_set4_epi32(0x0C000C00, 0x08000800, 0x04000400, 0);
+    constexpr int kNumScales = format == Format::q6 ? 2 : 1;  // each of as many inputs
     for (int r = 0; r < R; ++r)
         for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < k / kBlock; ++b, w += 544) {
-        __m512i part[R][T];
-        for (int r = 0; r < R; ++r)
-            for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
-        if (is_first) fetch_next<T>(w, size, 544);
-        for (int word = 0; word < 8; ++word) {
-            __m512i low[T], high[T];
-            for (int t = 0; t < T; ++t) {
-                const __m512i packed = _mm512_loadu_si512(w + t * size + 32 + 64 * word);
-                low[t] = _mm512_srai_epi16(
-                    _mm512_shuffle_epi8(packed, _mm512_add_epi32(first, within)), 8);
-                high[t] = _mm512_srai_epi16(
-                    _mm512_shuffle_epi8(packed, _mm512_add_epi32(last, within)), 8);
-            }
-            const int16_t* at = x + b * kBlock + 4 * word;
-            for (int r = 0; r < R; ++r) {
-                const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 2);
+    for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
+        if (is_first) fetch_next<T>(w, size, block_bytes(format));
+#pragma GCC unroll 2
+        for (int which = 0; which < kNumScales; ++which) {
+            __m512i part[R][T];
+            for (int r = 0; r < R; ++r)
+                for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+            for (int i = 0; i < 8 / kNumScales; ++i) {
+                const int word = i + which * 4;
+                __m512i low[T], high[T];
                 for (int t = 0; t < T; ++t) {
-                    part[r][t] = _mm512_dpwssd_epi32(part[r][t], one, low[t]);
-                    part[r][t] = _mm512_dpwssd_epi32(part[r][t], other, high[t]);
+                    const __m512i bytes = signed_bytes<format>(w + t * size, word);
+                    low[t] = _mm512_srai_epi16(
+                        _mm512_shuffle_epi8(bytes, _mm512_add_epi32(first, within)), 8);
+                    high[t] = _mm512_srai_epi16(
+                        _mm512_shuffle_epi8(bytes, _mm512_add_epi32(last, within)), 8);
+                }
+                const int16_t* at = x + b * kBlock + 4 * word;
+                for (int r = 0; r < R; ++r) {
+                    const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 2);
+                    for (int t = 0; t < T; ++t) {
+                        part[r][t] = _mm512_dpwssd_epi32(part[r][t], one, low[t]);
+                        part[r][t] = _mm512_dpwssd_epi32(part[r][t], other, high[t]);
+                    }
                 }
             }
-        }
-        for (int t = 0; t < T; ++t) {
-            const __m512 scale = half_at(w + t * size);
-            for (int r = 0; r < R; ++r) {
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[r * lds + b]));
-                y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
+            for (int t = 0; t < T; ++t) {
+                const __m512 scale = half_at(w + t * size + 32 * which);
+                for (int r = 0; r < R; ++r) {
+                    const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[r * lds + b]));
+                    y[r][t] =
+                        _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
+                }
             }
         }
     }
@@ -160,7 +189,8 @@ inline Floats floats_of(__m512 v) {
     return out;
 }
 
-constexpr Input kTakes[4] = {Input::f32, Input::bf16, Input::i8, Input::i16};
+constexpr Input kTakes[kNumFormats] = {Input::f32, Input::bf16, Input::i8,
+                                       Input::i16, Input::i8,   Input::i16};
 
 template <Format format, int R, int T>
 inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, const float* sums,
@@ -172,12 +202,12 @@ inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, cons
     if constexpr (format == Format::bf16) {
         pairs_bf16<R, T>(w, size, linear.k, reinterpret_cast<const uint16_t*>(x), ldx, is_first,
                          found);
-    } else if constexpr (format == Format::q4) {
-        bytes_q4<R, T>(w, size, linear.k, reinterpret_cast<const int8_t*>(x), ldx, sums, lds,
-                       is_first, found);
+    } else if constexpr (input == Input::i8) {
+        bytes_of_few_bits<format, R, T>(w, size, linear.k, reinterpret_cast<const int8_t*>(x), ldx,
+                                        sums, lds, is_first, found);
     } else {
-        pairs_q8<R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx, sums, lds,
-                       is_first, found);
+        pairs_of_bytes<format, R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx,
+                                     sums, lds, is_first, found);
     }
     for (int t = 0; t < T && linear.bias; ++t) {
         const __m512 bias = _mm512_loadu_ps(linear.bias + (tile + t) * kTile);
@@ -201,7 +231,7 @@ inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, cons
 
 // The accumulators of so many rows and two tiles fit the registers, with what the loop takes besides.
 template <Format format>
-constexpr int kPairRows = format == Format::bf16 ? 12 : format == Format::q4 ? 4 : 6;
+constexpr int kPairRows = format == Format::bf16 ? 12 : has_offsets(format) ? 4 : 6;
 
 template <Format format>
 void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows, float* y,
@@ -228,11 +258,15 @@ void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows,
 
 void multiply_some(const Linear& linear, const Rows& rows, int64_t num_rows, float* y, int64_t ldy,
                    int64_t first_tile, int64_t last_tile, Ending ending) {
-    const auto run = linear.format == Format::bf16 ? multiply_pairs_as<Format::bf16>
-                     : linear.format == Format::q4 ? multiply_pairs_as<Format::q4>
-                     : linear.format == Format::q8 ? multiply_pairs_as<Format::q8>
-                                                   : multiply;
-    run(linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
+    constexpr decltype(&multiply_some) all_of[kNumFormats] = {
+        multiply,
+        multiply_pairs_as<Format::bf16>,
+        multiply_pairs_as<Format::q4>,
+        multiply_pairs_as<Format::q8>,
+        multiply_pairs_as<Format::q5>,
+        multiply_pairs_as<Format::q6>,
+    };
+    all_of[static_cast<int>(linear.format)](linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
 }
 
 // Attention as `attend_some` has it, where pages and what is multiplied with them are bfloat16.
@@ -650,8 +684,8 @@ void conclude_somehow(const Heads& heads, const float* parts, int64_t step, int6
 
 const Kernels kernels_of_avx512_bf16 = {
     "avx512_bf16",
-    {kTakes[0], kTakes[1], kTakes[2], kTakes[3]},
-    {kTakes[0], kTakes[1], kTakes[2], kTakes[3]},
+    {kTakes[0], kTakes[1], kTakes[2], kTakes[3], kTakes[4], kTakes[5]},
+    {kTakes[0], kTakes[1], kTakes[2], kTakes[3], kTakes[4], kTakes[5]},
     multiply_some,
     sum_blocks,
     normalize,

@@ -107,7 +107,7 @@ Rows Llama::taken(const float* x, int64_t count, const Linear& next) {
 Rows Llama::completed(int64_t count, const Linear& next) {
     const int64_t n = next.k;
     const Input input = takes(next);
-    if (next.format == Format::q4 && input == Input::f32) {
+    if (has_offsets(next.format) && input == Input::f32) {
         rows(count, n, [&](int64_t row) {
             kernels_.sum_blocks(input_.data() + row * n, n, sums_.data() + row * (n / 32));
         });
@@ -266,9 +266,12 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
     for (size_t i = 0; i < layers_.size(); ++i) {
         const Layer& layer = layers_[i];
         const auto at = static_cast<int64_t>(i);
-        multiply(layer.query_key_value,
-                 normalized(hidden_.data(), layer.attention_norm, t, layer.query_key_value), t,
-                 heads_.data(), all, Ending::set);
+        int64_t first = 0;
+        for (const Linear& part : layer.query_key_value) {
+            multiply(part, normalized(hidden_.data(), layer.attention_norm, t, part), t,
+                     heads_.data() + first, all, Ending::set);
+            first += part.n;
+        }
         place(batch, pages, at);
         attend(batch, pages, at);
         if (i + 1 == layers_.size()) {  // what follows concerns each row alone
@@ -289,7 +292,7 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
                  Ending::add);
     }
     multiply(head_, normalized(hidden_.data(), final_norm_, count, head_), count, logits,
-             shape_.vocab_rows, Ending::set);
+             head_.n, Ending::set);
 }
 
 }  // namespace palmette

@@ -18,7 +18,7 @@ struct Shape {
 
 struct Layer {
     const float* attention_norm;
-    Linear query_key_value;
+    std::vector<Linear> query_key_value;  // all outputs in this order, in parts that are kept alike
     Linear attention_output;
     const float* mlp_norm;
     Linear gate_up;  // tiles of both in turn
@@ -57,7 +57,7 @@ public:
     void add(const Layer& layer) { layers_.push_back(layer); }
     void finish(const float* final_norm, const Linear& embedding, const Linear& head);
 
-    // Logits [R][vocab_rows] of the rows that are wanted; keys and values go into the pages. Throws
+    // Logits [R][outputs of the head] of the rows that are wanted; keys and values go into the pages. Throws
     // std::invalid_argument for a batch that is none. One caller at a time.
     void forward(const Batch& batch, const Pages& pages, float* logits);
 

@@ -48,7 +48,7 @@ const Kernels& kernels_named(const std::string& name) {
 }
 
 Format format_of(int number) {
-    if (number < 0 || number > 3) throw std::invalid_argument("no such format");
+    if (number < 0 || number >= kNumFormats) throw std::invalid_argument("no such format");
     return static_cast<Format>(number);
 }
 
@@ -62,8 +62,12 @@ Linear linear_of(std::uintptr_t weight, std::uintptr_t bias, int64_t n, int64_t 
 
 void pack_weight(int source, std::uintptr_t from, std::uintptr_t rows, int64_t n, int64_t k,
                  int format, std::uintptr_t to, int num_threads) {
-    if (source < 0 || source > 4 || !can_pack(static_cast<Source>(source), format_of(format))) {
+    if (source < 0 || source >= kNumSources ||
+        !can_pack(static_cast<Source>(source), format_of(format))) {
         throw std::invalid_argument("a weight that does not go into this format");
+    }
+    if (n % kTile || k % 32 || k % stride_of(static_cast<Source>(source)).numbers) {
+        throw std::invalid_argument("a weight that is not whole blocks");
     }
     const py::gil_scoped_release release;
     Pool pool(num_threads);
@@ -234,9 +238,9 @@ PYBIND11_MODULE(_native, m) {
         .def(py::init(&make_llama))
         .def_property_readonly("num_threads", &Llama::num_threads)
         .def("add",
-             [](Llama& self, std::uintptr_t attention_norm, const Linear& query_key_value,
-                const Linear& attention_output, std::uintptr_t mlp_norm, const Linear& gate_up,
-                const Linear& down) {
+             [](Llama& self, std::uintptr_t attention_norm,
+                const std::vector<Linear>& query_key_value, const Linear& attention_output,
+                std::uintptr_t mlp_norm, const Linear& gate_up, const Linear& down) {
                  self.add({at<const float>(attention_norm), query_key_value, attention_output,
                            at<const float>(mlp_norm), gate_up, down});
              })

@@ -1,5 +1,6 @@
 #include "packing.hpp"
 
+#include <cmath>
 #include <cstring>
 
 namespace palmette {
@@ -34,14 +35,30 @@ float from_half(uint16_t bits) {
     return bits & 0x8000 ? -magnitude : magnitude;
 }
 
-// -8 times a half, exactly: the exponent grows by three, and what is subnormal doubles thrice. A
-// half that is too large for that becomes the largest there is.
-uint16_t times_minus_8(uint16_t bits) {
+// -(2^power) times a half, exactly: the exponent grows, and what is subnormal doubles. A half that
+// is too large for that becomes the largest there is.
+uint16_t times_minus(int power, uint16_t bits) {
     const uint16_t sign = static_cast<uint16_t>((bits & 0x8000) ^ 0x8000);
     uint32_t magnitude = bits & 0x7fff;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < power; ++i) {
         magnitude = magnitude < 0x400 ? magnitude * 2 : magnitude + 0x400;
         if (magnitude >= 0x7c00) magnitude = 0x7bff;
+    }
+    return static_cast<uint16_t>(sign | magnitude);
+}
+
+// To the nearest half, ties to even; what is too large for one becomes the largest there is.
+uint16_t to_half(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    uint32_t magnitude;
+    if (bits < 0x38800000) {  // 2^-14, below which halves are multiples of 2^-24
+        magnitude = static_cast<uint32_t>(std::lrint(float_of(bits) * 16777216.0f));
+    } else {
+        magnitude = ((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10);
+        if (magnitude > 0x7bff) magnitude = 0x7bff;
     }
     return static_cast<uint16_t>(sign | magnitude);
 }
@@ -68,24 +85,97 @@ void pack_numbers(Source source, const uint8_t* row, int64_t k, Format format, i
     }
 }
 
-// Of a block the first 16 numbers are the low halves of its bytes, the others the high ones.
-void pack_nibbles(Source source, const uint8_t* row, int64_t k, int64_t lane, uint8_t* tile) {
-    const int64_t size = source == Source::q4_1 ? 20 : 18;
-    for (int64_t b = 0; b < k / 32; ++b, row += size, tile += 320) {
-        const uint16_t scale = word_at(row);
-        const uint16_t offset = source == Source::q4_1 ? word_at(row + 2) : times_minus_8(scale);
-        std::memcpy(tile + 2 * lane, &scale, 2);
-        std::memcpy(tile + 32 + 2 * lane, &offset, 2);
-        const uint8_t* bytes = row + size - 16;
-        for (int quarter = 0; quarter < 4; ++quarter) {
-            uint32_t word = 0;
-            for (int i = 0; i < 8; ++i) {
-                const int at = 8 * quarter + i;
-                const uint32_t nibble = at < 16 ? bytes[at] & 15 : bytes[at - 16] >> 4;
-                word |= nibble << (i % 4 * 8 + i / 4 * 4);
-            }
-            std::memcpy(tile + 64 + 64 * quarter + 4 * lane, &word, sizeof word);
+// What 32 numbers of a row come to, of all sources whose blocks have nibbles.
+struct Block {
+    uint16_t halves[2];  // scale and offset; of q6, the scales of both halves
+    uint8_t numbers[32];
+};
+
+// The halves of bytes: those of low halves come first.
+void read_nibbles(const uint8_t* bytes, uint8_t* numbers) {
+    for (int i = 0; i < 16; ++i) {
+        numbers[i] = bytes[i] & 15;
+        numbers[i + 16] = bytes[i] >> 4;
+    }
+}
+
+Block block_of_32(Source source, const uint8_t* from) {
+    Block block;
+    const bool has_offset = source == Source::q4_1 || source == Source::q5_1;
+    const bool has_fifth = source == Source::q5_0 || source == Source::q5_1;
+    block.halves[0] = word_at(from);
+    block.halves[1] = has_offset ? word_at(from + 2) : times_minus(has_fifth ? 4 : 3, word_at(from));
+    from += has_offset ? 4 : 2;
+    read_nibbles(has_fifth ? from + 4 : from, block.numbers);
+    for (int i = 0; i < 32 && has_fifth; ++i) block.numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+    return block;
+}
+
+// Scales and offsets of 6 bits of eight blocks: the low ones of the first four, those of the others'
+// offsets and scales in halves of bytes, and two bits each above the first.
+struct SixBits {
+    int scale, offset;
+};
+
+SixBits six_bits(const uint8_t* bytes, int64_t b) {
+    if (b < 4) return {bytes[b] & 63, bytes[b + 4] & 63};
+    return {(bytes[b + 4] & 15) | (bytes[b - 4] >> 6 << 4),
+            (bytes[b + 4] >> 4) | (bytes[b] >> 6 << 4)};
+}
+
+// Block `b` of 32 of the eight in 256 numbers.
+Block block_of_256(Source source, const uint8_t* from, int64_t b) {
+    Block block;
+    if (source == Source::q6_k) {
+        const int64_t which = b % 4;  // of the 32 that share their bytes with others
+        const uint8_t* const low = from + b / 4 * 64 + which % 2 * 32;
+        const uint8_t* const high = from + 128 + b / 4 * 32;
+        for (int i = 0; i < 32; ++i) {
+            const int nibble = which < 2 ? low[i] & 15 : low[i] >> 4;
+            block.numbers[i] = static_cast<uint8_t>(nibble | (high[i] >> 2 * which & 3) << 4);
         }
+        const float scale = from_half(word_at(from + 208));
+        for (int half = 0; half < 2; ++half) {
+            const auto own = static_cast<int8_t>(from[192 + 2 * b + half]);
+            block.halves[half] = to_half(scale * static_cast<float>(own));
+        }
+        return block;
+    }
+    const SixBits own = six_bits(from + 4, b);
+    block.halves[0] = to_half(from_half(word_at(from)) * static_cast<float>(own.scale));
+    block.halves[1] = to_half(-from_half(word_at(from + 2)) * static_cast<float>(own.offset));
+    const bool has_fifth = source == Source::q5_k;
+    const uint8_t* const bytes = from + (has_fifth ? 48 : 16) + b / 2 * 32;
+    for (int i = 0; i < 32; ++i) {
+        const int nibble = b % 2 ? bytes[i] >> 4 : bytes[i] & 15;
+        const int fifth = has_fifth ? from[16 + i] >> b & 1 : 0;
+        block.numbers[i] = static_cast<uint8_t>(nibble | fifth << 4);
+    }
+    return block;
+}
+
+void pack_nibbles(Source source, const uint8_t* row, int64_t k, Format format, int64_t lane,
+                  uint8_t* tile) {
+    const Stride stride = stride_of(source);
+    for (int64_t b = 0; b < k / 32; ++b, tile += block_bytes(format)) {
+        const int64_t each = stride.numbers / 32;
+        const uint8_t* const from = row + b / each * stride.bytes;
+        const Block block = each == 1 ? block_of_32(source, from) : block_of_256(source, from, b % each);
+        std::memcpy(tile + 2 * lane, block.halves, 2);
+        std::memcpy(tile + 32 + 2 * lane, block.halves + 1, 2);
+        uint32_t words[6] = {};  // four of nibbles, and those of higher bits
+        for (int i = 0; i < 32; ++i) {
+            const uint32_t number = block.numbers[i];
+            words[i / 8] |= (number & 15) << (i % 4 * 8 + i % 8 / 4 * 4);
+            if (format == Format::q5) {
+                words[4] |= number >> 4 << (i % 4 * 8 + i / 4);
+            } else if (format == Format::q6) {
+                words[4 + i / 16] |= number >> 4 << (i % 4 * 8 + i % 16 / 4 * 2);
+            }
+        }
+        const int64_t num_words = (block_bytes(format) - 64) / 64;
+        for (int64_t word = 0; word < num_words; ++word)
+            std::memcpy(tile + 64 + 64 * word + 4 * lane, words + word, sizeof *words);
     }
 }
 
@@ -110,31 +200,40 @@ void pack(Source source, const uint8_t* from, const int64_t* rows, int64_t k, Fo
             } else if (source == Source::q8_0) {
                 pack_bytes(row, k, lane, out);
             } else {
-                pack_nibbles(source, row, k, lane, out);
+                pack_nibbles(source, row, k, format, lane, out);
             }
         }
     }
 }
 
 void read_row(const Linear& linear, int64_t index, float* out) {
-    const uint8_t* tile = linear.weight + index / kTile * tile_bytes(linear.format, linear.k);
+    const Format format = linear.format;
+    const uint8_t* tile = linear.weight + index / kTile * tile_bytes(format, linear.k);
     const int64_t lane = index % kTile;
     for (int64_t i = 0; i < linear.k; ++i) {
-        if (linear.format == Format::f32) {
+        const uint8_t* block = tile + i / 32 * block_bytes(format);
+        const int64_t at = i % 32;
+        if (format == Format::f32) {
             std::memcpy(out + i, tile + 64 * i + 4 * lane, sizeof *out);
-        } else if (linear.format == Format::bf16) {
+        } else if (format == Format::bf16) {
             out[i] = from_bf16(word_at(tile + 64 * (i / 2) + 4 * lane + 2 * (i % 2)));
-        } else if (linear.format == Format::q4) {
-            const uint8_t* block = tile + i / 32 * 320;
-            uint32_t word;
-            std::memcpy(&word, block + 64 + i % 32 / 8 * 64 + 4 * lane, sizeof word);
-            const auto nibble = static_cast<float>(word >> (i % 4 * 8 + i % 8 / 4 * 4) & 15);
-            out[i] = from_half(word_at(block + 2 * lane)) * nibble +
-                     from_half(word_at(block + 32 + 2 * lane));
-        } else {
-            const uint8_t* block = tile + i / 32 * 544;
-            const auto byte = static_cast<int8_t>(block[32 + i % 32 / 4 * 64 + 4 * lane + i % 4]);
+        } else if (format == Format::q8) {
+            const auto byte = static_cast<int8_t>(block[32 + at / 4 * 64 + 4 * lane + at % 4]);
             out[i] = from_half(word_at(block + 2 * lane)) * static_cast<float>(byte);
+        } else {
+            const auto words = [&](int64_t word) {
+                uint32_t bits;
+                std::memcpy(&bits, block + 64 + 64 * word + 4 * lane, sizeof bits);
+                return bits >> at % 4 * 8;
+            };
+            uint32_t number = words(at / 8) >> at % 8 / 4 * 4 & 15;
+            if (format == Format::q5) number |= (words(4) >> at / 4 & 1) << 4;
+            if (format == Format::q6) number |= (words(4 + at / 16) >> at % 16 / 4 * 2 & 3) << 4;
+            const float first = from_half(word_at(block + 2 * lane));
+            const float second = from_half(word_at(block + 32 + 2 * lane));
+            out[i] = format == Format::q6
+                         ? (at < 16 ? first : second) * (static_cast<float>(number) - 32.0f)
+                         : first * static_cast<float>(number) + second;
         }
     }
 }

@@ -6,16 +6,45 @@
 
 namespace palmette {
 
-// How a weight comes: rows of numbers, or rows of GGUF's blocks of 32.
-enum class Source : int32_t { f32 = 0, bf16 = 1, q4_0 = 2, q4_1 = 3, q8_0 = 4 };
+// How a weight comes: rows of numbers, or rows of GGUF's blocks of 32 or, with a K, of 256.
+enum class Source : int32_t {
+    f32 = 0,
+    bf16 = 1,
+    q4_0 = 2,
+    q4_1 = 3,
+    q8_0 = 4,
+    q5_0 = 5,
+    q5_1 = 6,
+    q4_k = 7,
+    q5_k = 8,
+    q6_k = 9,
+};
+
+constexpr int kNumSources = 10;
+
+// Numbers that lie together in a row of a source, and their bytes.
+struct Stride {
+    int64_t numbers, bytes;
+};
+
+constexpr Stride kStrides[kNumSources] = {{1, 4},   {1, 2},   {32, 18},   {32, 20},   {32, 34},
+                                          {32, 22}, {32, 24}, {256, 144}, {256, 176}, {256, 210}};
+
+constexpr Stride stride_of(Source source) { return kStrides[static_cast<int>(source)]; }
 
 // Bytes of a row of `k` numbers.
 constexpr int64_t row_bytes(Source source, int64_t k) {
-    return source == Source::f32    ? k * 4
-           : source == Source::bf16 ? k * 2
-           : source == Source::q4_0 ? k / 32 * 18
-           : source == Source::q4_1 ? k / 32 * 20
-                                    : k / 32 * 34;
+    return k / stride_of(source).numbers * stride_of(source).bytes;
+}
+
+// The format that keeps blocks as they are, but for the scales and offsets of those with a K: these
+// are products, and rounded to half.
+constexpr Format format_of_blocks(Source source) {
+    return source == Source::q8_0                             ? Format::q8
+           : source == Source::q6_k                           ? Format::q6
+           : source == Source::q5_0 || source == Source::q5_1 ||
+                   source == Source::q5_k                     ? Format::q5
+                                                              : Format::q4;
 }
 
 // Whether a source can be kept in a format without a loss that the format does not name: numbers
@@ -23,8 +52,7 @@ constexpr int64_t row_bytes(Source source, int64_t k) {
 constexpr bool can_pack(Source source, Format format) {
     return source == Source::f32 || source == Source::bf16
                ? format == Format::f32 || format == Format::bf16
-           : source == Source::q8_0 ? format == Format::q8
-                                    : format == Format::q4;
+               : format == format_of_blocks(source);
 }
 
 // Packs tiles first_tile <= t < last_tile. Output n of the linear map is row rows[n] of `from`.

@@ -85,6 +85,7 @@ PALMETTE_SCALAR(Words, uint32_t, &)
 PALMETTE_SCALAR(Words, int, <<)
 PALMETTE_SCALAR(Words, int, >>)
 PALMETTE_BINARY(Ints, +)
+PALMETTE_SCALAR(Ints, int, <<)
 PALMETTE_SCALAR(Ints, int, >>)
 
 PALMETTE_INLINE Floats& operator+=(Floats& a, Floats b) { return a = a + b; }

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import command, tables
+from benchmarks.peers import command, plot, tables
 from benchmarks.peers.engines import Engine, Worker, WorkerDied
 from benchmarks.peers.measure import Bench, Results, Row
 from benchmarks.peers.workers.serving import Peer, Unsupported, common_beginning, perform
@@ -271,3 +271,25 @@ def test_ours_runs_every_workload(tmp_path: Path, capsys: pytest.CaptureFixture[
     # the folder's weights are the file's
     shares = [each["ids"] / each["of"] for each in told["alike"] if each["engine"] == "ours-torch"]
     assert sum(shares) / len(shares) > 0.7
+
+
+def test_figures_of_several_runs_are_plotted_once_each(tmp_path: Path) -> None:
+    def run(engines: list[str], *rows: tuple[str, str, dict[str, list[float]]]) -> Path:
+        figures = [
+            {"workload": workload, "figure": "all", "unit": unit, "values": values}
+            for workload, unit, values in rows
+        ]
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(json.dumps({"engines": dict.fromkeys(engines), "figures": figures}))
+        return path
+
+    one = run(["ours", "peer"], ("tree", "s", {"ours": [1.0, 3.0, 2.0], "peer": [4.0]}))
+    other = run(["ours", "late"], ("tree", "s", {"ours": [9.0], "late": [5.0]}), ("json", "%", {}))
+    texts = []
+    for name in ("a.svg", "b.svg"):
+        plot.main([str(one), str(other), str(tmp_path / name)])
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+    for shown in ("tree: all", "s (less is better)", "ours", "peer", "late"):
+        assert f">{shown}<" in texts[0]
+    assert "json: all" not in texts[0]

@@ -20,6 +20,9 @@ native = cpu.extension()
 pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
 NAMES: list[str] = [] if native is None else native.available()
 KINDS = ("float32", "bfloat16", *cpu.BLOCK_FORMATS)
+TWO_HALVES = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
+LONG = ("Q4_K", "Q5_K", "Q6_K")  # blocks of 256
+WITH_OFFSETS = (*TWO_HALVES, "Q4_0", "Q5_0")  # which are negative multiples of scales in the last two
 SET, ADD, GATED = 0, 1, 2
 
 
@@ -27,24 +30,34 @@ def blocks_of(kind: str, n: int, k: int, seed: int) -> tuple[Blocks, torch.Tenso
     """Random blocks as files have them, and what the gguf package reads in them, in float64."""
     rng = np.random.default_rng(seed)
     number = gguf.GGMLQuantizationType[kind]
-    size = gguf.GGML_QUANT_SIZES[number][1]
-    raw = rng.integers(0, 256, (n, k // 32, size), np.uint8)
-    scales = rng.uniform(-0.02, 0.02, (n, k // 32, 2)).astype(np.float16)
+    length, size = gguf.GGML_QUANT_SIZES[number]
+    raw = rng.integers(0, 256, (n, k // length, size), np.uint8)
+    largest = 0.02 if length == 32 else 0.0005  # these are multiplied by scales of 6 or 8 bits
+    scales = rng.uniform(-largest, largest, (n, k // length, 2)).astype(np.float16)
     scales[rng.random(scales.shape) < 0.1] = 3e-7  # subnormal
-    num_scales = 2 if kind == "Q4_1" else 1
-    raw[:, :, : 2 * num_scales] = scales[:, :, :num_scales].view(np.uint8)
+    where = slice(208, 210) if kind == "Q6_K" else slice(0, 4 if kind in TWO_HALVES else 2)
+    raw[:, :, where] = scales.view(np.uint8)[:, :, : where.stop - where.start]
     rows = raw.reshape(n, -1)
     meant = quants.dequantize(rows, number).astype(np.float64)
     return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(meant.reshape(n, k))
 
 
+def rows_of(linear: PackedLinear, k: int) -> torch.Tensor:
+    """What is kept, in float64."""
+    rows = torch.empty(linear.num_outputs, k)
+    for index, row in enumerate(rows):
+        native.read_row(linear.handle, index, row.data_ptr())
+    return rows.double()
+
+
 def linear_of(
     kind: str, n: int, k: int, seed: int, **options: Any
 ) -> tuple[PackedLinear, torch.Tensor]:
-    """A packed weight and what it means, in float64."""
+    """A packed weight and what it means, in float64, but for the rounding of scales."""
     if kind in cpu.BLOCK_FORMATS:
         part, meant = blocks_of(kind, n, k, seed)
-        return PackedLinear([part], k, dtype=torch.float32, **options), meant
+        linear = PackedLinear([part], k, dtype=torch.float32, **options)
+        return linear, rows_of(linear, k) if kind in LONG else meant
     dtype = getattr(torch, kind)
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
     return PackedLinear([weight], k, dtype=dtype, **options), weight.to(dtype).double()
@@ -73,6 +86,8 @@ def multiply(
 def test_products_are_those_of_float64_and_of_each_row_alone(
     name: str, kind: str, is_exact: bool, tiles: int, blocks: int, rows: int, seed: int
 ) -> None:
+    if kind in LONG:
+        blocks = blocks // 4 * 8 + 8
     n, k = 16 * tiles, 32 * blocks
     linear, weight = linear_of(kind, n, k, seed)
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed + 1))
@@ -82,8 +97,8 @@ def test_products_are_those_of_float64_and_of_each_row_alone(
     exact = (x.bfloat16() if taken == "bfloat16" else x).double()
     # Every one of k products and sums rounds once, in blocks twice more.
     bound = (k + 4) * 2.0**-24 * (exact.abs() @ weight.abs().T) + 1e-30
-    if kind in ("Q4_0", "Q4_1"):  # nibbles and offsets are summed apart
-        bound = bound + (k + 4) * 2.0**-24 * exact.abs().sum(-1, keepdim=True) * 0.4
+    if kind in WITH_OFFSETS:  # numbers and offsets are summed apart
+        bound = bound + (k + 4) * 2.0**-24 * exact.abs().sum(-1, keepdim=True)
     if taken.startswith("int"):  # half a step of each block
         most, second = exact.view(rows, blocks, 32).abs().topk(2).values.unbind(-1)
         steps = most / 32767 if taken == "int16" else torch.maximum(second / 127, most / 2159)
@@ -101,8 +116,8 @@ def test_products_are_those_of_float64_and_of_each_row_alone(
 def test_what_is_no_number_stays_none_and_spoils_its_row_only(
     name: str, kind: str, bad: float
 ) -> None:
-    linear, _ = linear_of(kind, 32, 96, 3)
-    x = torch.randn(3, 96)
+    linear, _ = linear_of(kind, 32, 256, 3)
+    x = torch.randn(3, 256)
     y = multiply(name, linear, x)
     x[1, 40] = bad
     spoilt = multiply(name, linear, x)
@@ -114,9 +129,9 @@ def test_what_is_no_number_stays_none_and_spoils_its_row_only(
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_becomes_of_products(name: str, kind: str) -> None:
     bias = torch.randn(64)
-    plain, _ = linear_of(kind, 64, 96, 7)
-    biased, _ = linear_of(kind, 64, 96, 7, biases=[bias])
-    x = torch.randn(5, 96)
+    plain, _ = linear_of(kind, 64, 256, 7)
+    biased, _ = linear_of(kind, 64, 256, 7, biases=[bias])
+    x = torch.randn(5, 256)
     y = multiply(name, plain, x)
     assert torch.allclose(multiply(name, biased, x), y + bias, atol=1e-5)
     added = torch.ones(5, 64)
@@ -128,18 +143,27 @@ def test_what_becomes_of_products(name: str, kind: str) -> None:
     assert torch.allclose(gated, expected.reshape(5, 32), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in LONG])
 def test_rows_are_read_back_as_they_were_packed(kind: str) -> None:
     linear, weight = linear_of(kind, 48, 64, 3)
-    for row in range(48):
-        out = torch.empty(64)
-        native.read_row(linear.handle, row, out.data_ptr())
-        if kind in ("Q4_0", "Q4_1"):  # a product and a sum, where the package may join them
-            assert torch.allclose(out.double(), weight[row], rtol=1e-6, atol=1e-7)
-        else:
-            assert torch.equal(out.double(), weight[row])
+    if kind in WITH_OFFSETS:  # a product and a sum, where the package may join them
+        assert torch.allclose(rows_of(linear, 64), weight, rtol=1e-6, atol=2e-7)
+    else:
+        assert torch.equal(rows_of(linear, 64), weight)
     with pytest.raises(IndexError):
         native.read_row(linear.handle, 48, torch.empty(64).data_ptr())
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("seed", range(5))
+def test_of_long_blocks_only_scales_and_offsets_are_rounded(kind: str, seed: int) -> None:
+    blocks, weight = blocks_of(kind, 32, 512, seed)
+    kept = rows_of(PackedLinear([blocks], 512, dtype=torch.float32), 512)
+    # A block of 32 is its least number and multiples of a step, each within half a unit of a half.
+    size = weight.view(32, 16, 32).abs().amax(-1, keepdim=True).expand(-1, -1, 32).reshape(32, 512)
+    spread = 1 if kind == "Q6_K" else 3  # an offset may be larger than what it comes to
+    assert ((kept - weight).abs() <= spread * 2.0**-11 * size + 32 * 2.0**-25).all()
+    assert not torch.equal(kept, weight)
 
 
 def test_parts_follow_each_other_or_take_turns() -> None:
@@ -152,10 +176,19 @@ def test_parts_follow_each_other_or_take_turns() -> None:
     assert torch.equal(multiply("base", turns, x), expected.reshape(3, 64))
 
 
-@pytest.mark.parametrize(("n", "k"), [(24, 64), (32, 48), (0, 32)])
-def test_what_cannot_be_cut_into_tiles_is_refused(n: int, k: int) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_last_tile_is_filled_up(name: str) -> None:
+    weight, bias, x = torch.randn(21, 64), torch.randn(21), torch.randn(3, 64)
+    linear = PackedLinear([weight], 64, dtype=torch.float32, biases=[bias])
+    assert linear.num_outputs == 32
+    y = multiply(name, linear, x)
+    assert torch.allclose(y[:, :21], x @ weight.T + bias, atol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "k", "parts"), [(32, 48, 1), (0, 32, 1), (24, 64, 2)])
+def test_what_cannot_be_cut_into_tiles_is_refused(n: int, k: int, parts: int) -> None:
     with pytest.raises(ValueError, match="cannot be cut into tiles"):
-        PackedLinear([torch.zeros(n, k)], k, dtype=torch.float32)
+        PackedLinear([torch.zeros(n, k)] * parts, k, dtype=torch.float32, interleaved=parts > 1)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.runtime.models.tiny import expected_logits, make_batch, make_pool, or
 
 # Blocks of the quantised kinds are 32 or 256 entries long, so rows must be that long.
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+FLOATS = (Kind.F32, Kind.F16, Kind.BF16)
 STRING, ARRAY = 8, 9
 
 
@@ -33,7 +34,7 @@ def assert_loads_as(path: Path, reference: Any, atol: float = 1e-4) -> None:
     torch.testing.assert_close(logits, expected_logits(reference, token_ids), atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1, Kind.Q4_0])
+@pytest.mark.parametrize("kind", [*FLOATS, Kind.Q8_0, Kind.Q4_1, Kind.Q4_0, Kind.Q5_0, Kind.Q5_1])
 def test_each_kind_of_tensor_gives_the_logits_of_its_rounded_weights(
     tmp_path: Path, kind: Kind
 ) -> None:

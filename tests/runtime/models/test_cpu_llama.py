@@ -12,6 +12,7 @@ from palmette.runtime.kernels import cpu
 from palmette.runtime.kv.pool import KVPool
 from palmette.runtime.models.config import ModelConfig
 from palmette.runtime.models.cpu_llama import CpuLlama
+from tests.runtime.kernels.test_cpu import blocks_of
 from tests.runtime.models.tiny import (
     PAGE_SIZE,
     config_of,
@@ -62,6 +63,8 @@ def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         {"num_key_value_heads": 4},
         {"num_attention_heads": 2, "num_key_value_heads": 1},
         {"head_dim": 48},
+        {"vocab_size": 61},
+        {"vocab_size": 61, "tie_word_embeddings": True},
         {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16},
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
     ],
@@ -69,10 +72,11 @@ def kernels(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_logits_equal_those_of_transformers(kernels: str, changes: dict[str, Any]) -> None:
     model = oracle(**{**SHAPE, **changes})
     ours = own(model)
-    ids = random_ids(90, 64)
+    ids = random_ids(90, ours.config.vocab_rows)
     batch = make_batch([(ids, 0, list(range(30)))], every_row=True)
     logits = ours.forward(batch, make_pool(ours.config))
     expected = expected_logits(model, ids)
+    assert logits.shape == expected.shape
     assert (logits - expected).abs().max() < 2e-4 * expected.abs().max()
 
 
@@ -166,6 +170,54 @@ def test_only_the_rows_that_are_wanted_have_logits(kernels: str) -> None:
     assert torch.equal(last, every[[19, 28]])
 
 
+MIXED = {"v_proj": "Q6_K", "down_proj": "Q6_K", "up_proj": "Q5_K", "embed_tokens": "Q6_K"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {},
+        MIXED,
+        {"q_proj": "Q5_0", "k_proj": "Q5_1"},
+        {"k_proj": None, "gate_proj": None, "lm_head": "Q8_0"},
+    ],
+)
+def test_weights_packed_in_several_ways_mean_what_they_do_unpacked(
+    kernels: str, dtype: torch.dtype, kinds: dict[str, str | None]
+) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    model = oracle(**{**SHAPE, **wide})
+    blocks: dict[str, cpu.Blocks] = {}
+    with torch.no_grad():
+        for index, (name, weight) in enumerate(model.named_parameters()):
+            part = name.split(".")[-2]
+            kind = kinds.get(part, "Q4_K")
+            if weight.ndim == 2 and kind is not None:
+                blocks[name], meant = blocks_of(kind, *weight.shape, seed=index)
+                weight.copy_(meant)
+    weights = model.state_dict()
+    packed = CpuLlama(config_of(model), weights.__getitem__, blocks.get, dtype=dtype)
+    plain = own(model)
+    ids = random_ids(50, 64)
+    batch = make_batch([(ids, 0, list(range(20)))], every_row=True)
+    logits = packed.forward(batch, make_pool(packed.config))
+    expected = plain.forward(batch, make_pool(packed.config))
+    assert packed.num_weight_bytes < plain.num_weight_bytes / 2
+    bound = 2e-3 if dtype == torch.float32 else 0.03
+    assert (logits - expected).abs().mean() < bound * expected.abs().mean()
+    single = make_batch([(ids, 49, list(range(20)))])
+    assert torch.equal(packed.forward(single, filled(packed, ids))[0], logits[-1])
+
+
+def filled(model: CpuLlama, ids: list[int]) -> KVPool:
+    """A pool in which all but the last id were computed, in two steps."""
+    kv = make_pool(model.config)
+    model.forward(make_batch([(ids[:20], 0, list(range(20)))]), kv)
+    model.forward(make_batch([(ids[:-1], 20, list(range(20)))]), kv)
+    return kv
+
+
 def test_bfloat16_is_near_float32(kernels: str) -> None:
     model = oracle(**SHAPE)
     batch = make_batch([(random_ids(40, 64), 0, [*range(10)])], every_row=True)
@@ -208,7 +260,6 @@ def test_a_batch_that_is_none_is_refused_and_nothing_read_beyond(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"vocab_size": 61}, "vocab_rows, 61, is not a multiple of 16"),
         ({"hidden_size": 48, "head_dim": 16}, "hidden_size, 48, is not a multiple of 32"),
         ({"intermediate_size": 80}, "intermediate_size, 80, is not a multiple of 32"),
         ({"head_dim": 24}, "heads of 24 numbers are not a multiple of 16"),
