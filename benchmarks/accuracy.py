@@ -33,7 +33,14 @@ from rich.table import Table
 
 from benchmarks.peers.weights import bfloat16_folder
 from palmette.runtime.forward_batch import ForwardBatch
-from palmette.runtime.kernels.cpu import BLOCK_FORMATS, Blocks, Format, PackedLinear, extension
+from palmette.runtime.kernels.cpu import (
+    BLOCK,
+    BLOCK_FORMATS,
+    Blocks,
+    Format,
+    PackedLinear,
+    extension,
+)
 from palmette.runtime.loading import LoadedModel, load_model
 from palmette.runtime.loading.registry import resolve_model
 from palmette.runtime.tokenization import load_tokenizer
@@ -73,13 +80,14 @@ def weight_of(kind: str, n: int, k: int) -> tuple[PackedLinear, torch.Tensor]:
         dtype = getattr(torch, kind)
         return PackedLinear([weight], k, dtype=dtype), weight.to(dtype).double()
     number = gguf.GGMLQuantizationType[kind]
-    try:
-        rows = quants.quantize(weight.numpy(), number)
-    except NotImplementedError:  # the package only decodes them
-        rows = random_blocks(number, n, k)
-    meant = quants.dequantize(rows, number).astype(np.float64)
-    blocks = Blocks(kind, torch.from_numpy(rows.view(np.uint8)))
-    return PackedLinear([blocks], k, dtype=torch.float32), torch.from_numpy(meant)
+    is_long = gguf.GGML_QUANT_SIZES[number][0] > BLOCK  # which the package only decodes
+    rows = random_blocks(number, n, k) if is_long else quants.quantize(weight.numpy(), number)
+    linear = PackedLinear(
+        [Blocks(kind, torch.from_numpy(rows.view(np.uint8)))], k, dtype=torch.float32
+    )
+    if is_long:  # what is kept, since scales are rounded
+        return linear, linear.rows().double()
+    return linear, torch.from_numpy(quants.dequantize(rows, number).astype(np.float64))
 
 
 def random_blocks(number: gguf.GGMLQuantizationType, n: int, k: int) -> np.ndarray[Any, Any]:

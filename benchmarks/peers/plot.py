@@ -42,8 +42,14 @@ def plot(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
             there = [engine for engine in engines if panel.get(engine)]
             medians = [statistics.median(panel[engine]) for engine in there]
             errors = [
-                [median - min(panel[engine]) for engine, median in zip(there, medians, strict=True)],
-                [max(panel[engine]) - median for engine, median in zip(there, medians, strict=True)],
+                [
+                    median - min(panel[engine])
+                    for engine, median in zip(there, medians, strict=True)
+                ],
+                [
+                    max(panel[engine]) - median
+                    for engine, median in zip(there, medians, strict=True)
+                ],
             ]
             colors = [f"C{engines.index(engine)}" for engine in there]
             axes.barh(there, medians, xerr=errors, color=colors, ecolor="black", capsize=2)

@@ -191,7 +191,7 @@ class PackedLinear:
         order = np.pad(order, (0, -num_outputs % TILE), mode="edge")
         num_outputs = len(order)
         num_bytes = num_outputs // TILE * native.tile_bytes(self.format, num_inputs)
-        self.num_outputs = num_outputs
+        self.num_outputs, self.num_inputs = num_outputs, num_inputs
         self.weight = (memory or WeightMemory(num_bytes)).take(num_bytes)
         native.pack(
             source,
@@ -214,6 +214,13 @@ class PackedLinear:
             num_inputs,
             self.format,
         )
+
+    def rows(self) -> torch.Tensor:
+        """What is kept, float32 [num_outputs, num_inputs]."""
+        rows = torch.empty(self.num_outputs, self.num_inputs)
+        for index, row in enumerate(rows):
+            extension().read_row(self.handle, index, row.data_ptr())
+        return rows
 
     @property
     def num_bytes(self) -> int:

@@ -22,7 +22,11 @@ NAMES: list[str] = [] if native is None else native.available()
 KINDS = ("float32", "bfloat16", *cpu.BLOCK_FORMATS)
 TWO_HALVES = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 LONG = ("Q4_K", "Q5_K", "Q6_K")  # blocks of 256
-WITH_OFFSETS = (*TWO_HALVES, "Q4_0", "Q5_0")  # which are negative multiples of scales in the last two
+WITH_OFFSETS = (
+    *TWO_HALVES,
+    "Q4_0",
+    "Q5_0",
+)  # which are negative multiples of scales in the last two
 SET, ADD, GATED = 0, 1, 2
 
 
@@ -42,14 +46,6 @@ def blocks_of(kind: str, n: int, k: int, seed: int) -> tuple[Blocks, torch.Tenso
     return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(meant.reshape(n, k))
 
 
-def rows_of(linear: PackedLinear, k: int) -> torch.Tensor:
-    """What is kept, in float64."""
-    rows = torch.empty(linear.num_outputs, k)
-    for index, row in enumerate(rows):
-        native.read_row(linear.handle, index, row.data_ptr())
-    return rows.double()
-
-
 def linear_of(
     kind: str, n: int, k: int, seed: int, **options: Any
 ) -> tuple[PackedLinear, torch.Tensor]:
@@ -57,7 +53,7 @@ def linear_of(
     if kind in cpu.BLOCK_FORMATS:
         part, meant = blocks_of(kind, n, k, seed)
         linear = PackedLinear([part], k, dtype=torch.float32, **options)
-        return linear, rows_of(linear, k) if kind in LONG else meant
+        return linear, linear.rows().double() if kind in LONG else meant
     dtype = getattr(torch, kind)
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
     return PackedLinear([weight], k, dtype=dtype, **options), weight.to(dtype).double()
@@ -147,9 +143,9 @@ def test_what_becomes_of_products(name: str, kind: str) -> None:
 def test_rows_are_read_back_as_they_were_packed(kind: str) -> None:
     linear, weight = linear_of(kind, 48, 64, 3)
     if kind in WITH_OFFSETS:  # a product and a sum, where the package may join them
-        assert torch.allclose(rows_of(linear, 64), weight, rtol=1e-6, atol=2e-7)
+        assert torch.allclose(linear.rows().double(), weight, rtol=1e-6, atol=2e-7)
     else:
-        assert torch.equal(rows_of(linear, 64), weight)
+        assert torch.equal(linear.rows().double(), weight)
     with pytest.raises(IndexError):
         native.read_row(linear.handle, 48, torch.empty(64).data_ptr())
 
@@ -158,7 +154,7 @@ def test_rows_are_read_back_as_they_were_packed(kind: str) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_of_long_blocks_only_scales_and_offsets_are_rounded(kind: str, seed: int) -> None:
     blocks, weight = blocks_of(kind, 32, 512, seed)
-    kept = rows_of(PackedLinear([blocks], 512, dtype=torch.float32), 512)
+    kept = PackedLinear([blocks], 512, dtype=torch.float32).rows().double()
     # A block of 32 is its least number and multiples of a step, each within half a unit of a half.
     size = weight.view(32, 16, 32).abs().amax(-1, keepdim=True).expand(-1, -1, 32).reshape(32, 512)
     spread = 1 if kind == "Q6_K" else 3  # an offset may be larger than what it comes to
