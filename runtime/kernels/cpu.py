@@ -23,6 +23,9 @@ from palmette.runtime.memory import mapped
 _VARIABLE = "PALMETTE_KERNELS"
 TILE = 16  # outputs that are multiplied together
 BLOCK = 32  # inputs that share a scale, of a weight in blocks
+# Numbers of a tile that stand beside it, a share of those of one output: they take 8 bytes each,
+# and as much time as the products of a whole vector.
+_MOST_OUTSIDE = 1 / 16
 
 
 class Format(IntEnum):
@@ -36,6 +39,7 @@ class Format(IntEnum):
     Q8 = 3
     Q5 = 4
     Q6 = 5
+    B12 = 6  # bfloat16 in 12 bits, without a loss
 
 
 class _Source(IntEnum):
@@ -159,14 +163,17 @@ class PackedLinear:
         dtype: torch.dtype,
         biases: Sequence[torch.Tensor] = (),
         interleaved: bool = False,
+        compact: bool = False,
         memory: WeightMemory | None = None,
     ) -> None:
         """The map whose outputs are those of all `parts`, one after the other.
 
         Parts are weights [n, num_inputs] in a float type, which are kept in `dtype`, or blocks of
         one kind, which stay as they are. `interleaved`: 16 outputs of each part in turn. Otherwise
-        the last tile is filled up with outputs of no meaning. It lies in `memory`, or by itself.
-        Raises ValueError for shapes that cannot be cut into tiles.
+        the last tile is filled up with outputs of no meaning. `compact`: bfloat16 is kept in 12
+        bits, for kernels that have these, unless too many numbers are far below their neighbours.
+        It lies in `memory`, or by itself. Raises ValueError for shapes that cannot be cut into
+        tiles.
         """
         native = extension()
         num_outputs = sum(map(len, parts))
@@ -190,19 +197,18 @@ class PackedLinear:
             order = order.reshape(len(parts), -1, TILE).swapaxes(0, 1).reshape(-1)
         order = np.pad(order, (0, -num_outputs % TILE), mode="edge")
         num_outputs = len(order)
-        num_bytes = num_outputs // TILE * native.tile_bytes(self.format, num_inputs)
+        weight = source, rows.data_ptr(), order.ctypes.data, num_outputs, num_inputs
+        num_threads = torch.get_num_threads()
+        num_outside = 0
+        if compact and self.format is Format.BFLOAT16:
+            num_outside = native.most_outside(*weight, num_threads)
+            if num_outside <= num_inputs * _MOST_OUTSIDE:
+                self.format = Format.B12
+        tile_bytes = native.tile_bytes(self.format, num_inputs, num_outside)
+        num_bytes = num_outputs // TILE * tile_bytes
         self.num_outputs, self.num_inputs = num_outputs, num_inputs
         self.weight = (memory or WeightMemory(num_bytes)).take(num_bytes)
-        native.pack(
-            source,
-            rows.data_ptr(),
-            order.ctypes.data,
-            num_outputs,
-            num_inputs,
-            self.format,
-            self.weight.data_ptr(),
-            torch.get_num_threads(),
-        )
+        native.pack(*weight, self.format, tile_bytes, self.weight.data_ptr(), num_threads)
         self.bias = None
         if biases:
             self.bias = torch.cat([each.float() for each in biases])[torch.from_numpy(order)]
@@ -213,6 +219,7 @@ class PackedLinear:
             num_outputs,
             num_inputs,
             self.format,
+            tile_bytes,
         )
 
     def rows(self) -> torch.Tensor:

@@ -34,7 +34,8 @@ class CpuLlama:
     Each output of a product is summed in the order of the inputs, and a row of attention over its
     keys in their order, 64 from a multiple of 64 on together: what stands beside a row in a batch,
     chunks and threads change no bit of it. Weights in GGUF's blocks of 4 to 8 bits stay packed, all
-    others are kept in `dtype`. In bfloat16, what goes into a product with weights of 4 or 5 bits is
+    others are kept in `dtype`, bfloat16 in 12 bits of the same meaning where there are kernels for
+    that. In bfloat16, what goes into a product with weights of 4 or 5 bits is
     rounded to 8 bits where the processor multiplies those, each 32 inputs with a scale of their own
     and the largest of them with 12 bits; what goes into one with weights of bfloat16 is rounded to
     that where there are kernels for it. All else is float32.
@@ -58,7 +59,7 @@ class CpuLlama:
         assert kernels is not None
         self.kernels = kernels
         with torch.inference_mode():
-            packer = _Packer(config, read, blocks, dtype)
+            packer = _Packer(config, read, blocks, dtype, compact=extension().has_b12(kernels))
             self._layers = [packer.layer(i) for i in range(config.num_layers)]
             embedding = packer.linear([EMBEDDING])
             head = embedding if config.tie_word_embeddings else packer.linear([HEAD])
@@ -173,7 +174,13 @@ class _Packer:
     """Makes what the kernels read, as they take it, and keeps it."""
 
     def __init__(
-        self, config: ModelConfig, read: Read, blocks: ReadBlocks, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        read: Read,
+        blocks: ReadBlocks,
+        dtype: torch.dtype,
+        *,
+        compact: bool,
     ) -> None:
         self.vectors: list[torch.Tensor] = []
         self.linears: list[PackedLinear] = []
@@ -182,6 +189,7 @@ class _Packer:
         self._read = read
         self._blocks = blocks
         self._dtype = dtype
+        self._compact = compact
         self._memory = WeightMemory()
 
     def layer(self, index: int) -> tuple[Any, ...]:
@@ -226,6 +234,7 @@ class _Packer:
             dtype=self._dtype,
             biases=[self._read(name) for name in biases],
             interleaved=interleaved,
+            compact=self._compact,
             memory=self._memory,
         )
         self.linears.append(linear)

@@ -18,9 +18,30 @@ enum class Format : int32_t {
                // nibbles' bytes j, of the first four inputs, the next four and so on
     q6 = 5,    // as q4, but the halves are scales of the first 16 inputs and of the others, and then
                // [2][16] words of fifth and sixth bits of 16 inputs each; 32 is meant as 0
+    b12 = 6,   // bfloat16 without a loss in 12 bits; see below
 };
 
-constexpr int kNumFormats = 6;
+constexpr int kNumFormats = 7;
+
+// Weights of bfloat16 have few exponents: of 32 inputs of an output nearly all are within 16 of each
+// other (Zhang et al., arXiv:2504.11651, code them by their frequency). So of each number a byte has
+// the mantissa and the exponent's lowest bit, and half a byte the sign and three bits more of how far
+// the exponent is above the least of the 16. A tile has
+//   [K / 32][16] bytes, the least exponents of each 32 inputs; room up to a multiple of 64;
+//   for each 32 inputs: [16][16][2] bytes, as bf16 has its numbers, and [8][16][2] bytes, whose low
+//   halves belong to one pair of inputs and the high ones to the next;
+//   the number of `Outside`, and these, as many as any tile has; room up to a multiple of 64.
+// What is 0, and what is outside, is 0 in the first two, whatever the least exponent.
+struct Outside {
+    uint32_t input;
+    uint16_t lane, bits;
+};
+
+constexpr int64_t room(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
+
+constexpr int64_t kBlockOfB12 = 768;
+
+constexpr int64_t outsides_at(int64_t k) { return room(k / 2) + k / 32 * kBlockOfB12; }
 
 constexpr int64_t kTile = 16;
 
@@ -31,11 +52,16 @@ constexpr int64_t block_bytes(Format format) {
            : format == Format::q8   ? 32 + 512
            : format == Format::q4   ? 32 + 32 + 256
            : format == Format::q5   ? 32 + 32 + 256 + 64
-                                    : 32 + 32 + 256 + 128;
+           : format == Format::q6   ? 32 + 32 + 256 + 128
+                                    : kBlockOfB12;
 }
 
-// Bytes of one tile of a weight with K inputs.
-constexpr int64_t tile_bytes(Format format, int64_t k) { return k / 32 * block_bytes(format); }
+// Bytes of one tile of a weight with K inputs; of b12, of whose tiles none has more outside.
+constexpr int64_t tile_bytes(Format format, int64_t k, int64_t num_outside) {
+    return format == Format::b12
+               ? outsides_at(k) + room((1 + num_outside) * static_cast<int64_t>(sizeof(Outside)))
+               : k / 32 * block_bytes(format);
+}
 
 constexpr bool has_offsets(Format format) { return format == Format::q4 || format == Format::q5; }
 
@@ -51,6 +77,7 @@ struct Linear {
     const float* bias;  // [N], or null
     int64_t n, k;       // n is a multiple of 16, k of 32
     Format format;
+    int64_t tile_size;  // bytes
 };
 
 // Of one sequence, the rows that are computed and what they see.
@@ -121,6 +148,7 @@ inline const Bytes32* bytes_of(const float* sums) { return reinterpret_cast<cons
 
 struct Kernels {
     const char* name;
+    bool has_b12;
     Input takes[kNumFormats];  // for weights of each format
     Input exact[kNumFormats];  // the same where nothing is rounded that need not be
 

@@ -167,7 +167,7 @@ PALMETTE_INLINE Floats silu(Floats x) { return x / (exp(all(0.0f) - x) + 1.0f); 
 template <Format format, Input input, int R>
 inline void tiles(const Linear& linear, const void* x, int64_t ldx, const float* sums, float* y,
                   int64_t ldy, int64_t tile, Ending ending) {
-    const int64_t lds = num_sums(input, linear.k), size = tile_bytes(format, linear.k);
+    const int64_t lds = num_sums(input, linear.k), size = linear.tile_size;
     const uint8_t* w = linear.weight + tile * size;
     Floats first[R];
     product_of<format, input, R>(w, linear.k, x, ldx, sums, lds, first);
@@ -226,6 +226,7 @@ void multiply(const Linear& linear, const Rows& rows, int64_t num_rows, float* y
         multiply_as<Format::f32, Input::f32>, multiply_as<Format::bf16, Input::f32>,
         multiply_as<Format::q4, Input::f32>,  multiply_as<Format::q8, Input::f32>,
         multiply_as<Format::q5, Input::f32>,  multiply_as<Format::q6, Input::f32>,
+        nullptr,
     };
     auto run = all_of[static_cast<int>(linear.format)];
 #if PALMETTE_WIDTH >= 32
@@ -790,8 +791,9 @@ constexpr Input kOfFewBits = PALMETTE_WIDTH >= 32 ? Input::i8 : Input::f32;
 
 const Kernels PALMETTE_TABLE = {
     PALMETTE_NAME,
-    {Input::f32, Input::f32, kOfFewBits, Input::f32, kOfFewBits, Input::f32},
-    {Input::f32, Input::f32, Input::f32, Input::f32, Input::f32, Input::f32},
+    false,
+    {Input::f32, Input::f32, kOfFewBits, Input::f32, kOfFewBits, Input::f32, Input::f32},
+    {Input::f32, Input::f32, Input::f32, Input::f32, Input::f32, Input::f32, Input::f32},
     multiply,
     sum_blocks,
     normalize,

@@ -8,10 +8,15 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
+#include <vector>
+
 #define PALMETTE_WIDTH 64
 #define PALMETTE_ROWS 8
 #define PALMETTE_OWN_PRODUCTS
 #include "kernels.inl"
+
+// A loop over what registers hold: as it is unrolled none of them has to be in memory.
+#define PALMETTE_UNROLLED _Pragma("GCC unroll 16") for
 
 namespace palmette {
 namespace {
@@ -41,17 +46,101 @@ template <int T> inline void fetch_next(const uint8_t* w, int64_t size, int64_t 
 
 // R rows with T tiles whose weights lie `size` bytes apart; `is_first`: of those that go through them.
 template <int R, int T>
-inline void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t* x, int64_t ldx,
+PALMETTE_INLINE void pairs_bf16(const uint8_t* w, int64_t size, int64_t k, const uint16_t* x, int64_t ldx,
                        bool is_first, __m512 (*y)[T]) {
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
+    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
     for (int64_t i = 0; i < k; i += 2) {
         __m512i wi[T];
-        for (int t = 0; t < T; ++t) wi[t] = _mm512_loadu_si512(w + t * size + 32 * i);
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) wi[t] = _mm512_loadu_si512(w + t * size + 32 * i);
         if (is_first) fetch_next<T>(w + 32 * i, size, 64);
-        for (int r = 0; r < R; ++r) {
+        PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
             const __m512i xi = word_at(x + r * ldx + i);
-            for (int t = 0; t < T; ++t) y[r][t] = multiply_pairs(y[r][t], xi, wi[t]);
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = multiply_pairs(y[r][t], xi, wi[t]);
+        }
+    }
+}
+
+// The lowest exponents of a block of b12, where they are in each pair of numbers.
+inline __m512i lowest_of(const uint8_t* tile, int64_t block) {
+    const __m512i each = _mm512_cvtepu8_epi32(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(tile + 16 * block)));
+    return _mm512_or_si512(_mm512_slli_epi32(each, 7), _mm512_slli_epi32(each, 23));
+}
+
+// A pair of inputs of b12 as bf16 has them: `halves` are words whose bits 8 to 11 are theirs, and
+// `signs` words whose highest bits are their signs.
+inline __m512i pair_of(const uint8_t* bytes, __m512i halves, __m512i signs, __m512i lowest) {
+    const __m512i own =
+        _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+    constexpr int kAndOr = 0xEA, kOrAnd = 0xF8;  // (a & b) | c, and a | (b & c)
+    const __m512i size =
+        _mm512_ternarylogic_epi32(halves, _mm512_set1_epi16(0x0700), own, kAndOr);
+    const __mmask32 is_some = _mm512_test_epi16_mask(size, size);
+    const __m512i number = _mm512_mask_add_epi16(size, is_some, size, lowest);
+    return _mm512_ternarylogic_epi32(number, signs,
+                                     _mm512_set1_epi16(static_cast<int16_t>(0x8000)), kOrAnd);
+}
+
+// Two pairs, of 32 inputs `block` those from 4 * index on.
+inline void pairs_of_b12(const uint8_t* block, int index, __m512i lowest, __m512i* pairs) {
+    const __m512i both = _mm512_cvtepu8_epi16(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 512 + 32 * index)));
+    const __m512i up = _mm512_slli_epi16(both, 8);
+    pairs[0] = pair_of(block + 64 * index, up, _mm512_slli_epi16(both, 12), lowest);
+    pairs[1] = pair_of(block + 64 * index + 32, _mm512_slli_epi16(both, 4), up, lowest);
+}
+
+// As `pairs_bf16`, to the bit, but for what is outside. The tiles are written to `expanded` as bf16 has
+// them, one after the other, unless that is null.
+template <int R, int T>
+PALMETTE_INLINE void pairs_of_12_bits(const uint8_t* w, int64_t size, int64_t k, const uint16_t* x,
+                                      int64_t ldx, uint8_t* expanded, __m512 (*y)[T]) {
+    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
+    fetch_next<T>(w, size, room(k / 2));
+    fetch_next<T>(w + outsides_at(k), size, 1);
+    const uint8_t* block = w + room(k / 2);
+    for (int64_t b = 0; b < k / kBlock; ++b, block += kBlockOfB12) {
+        __m512i lowest[T];
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) lowest[t] = lowest_of(w + t * size, b);
+        for (int i = 0; i < 8; ++i) {
+            fetch_next<T>(block + 64 * i, size, 64);
+            if (i % 2 == 0) fetch_next<T>(block + 512 + 32 * i, size, 64);
+            __m512i pairs[T][2];
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t)
+                pairs_of_b12(block + t * size, i, lowest[t], pairs[t]);
+            PALMETTE_UNROLLED (int j = 0; j < 2; ++j) {
+                if (expanded) {
+                    PALMETTE_UNROLLED (int t = 0; t < T; ++t)
+                        _mm512_storeu_si512(expanded + t * 32 * k + 64 * j, pairs[t][j]);
+                }
+                PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
+                    const __m512i xi = word_at(x + r * ldx + b * kBlock + 4 * i + 2 * j);
+                    PALMETTE_UNROLLED (int t = 0; t < T; ++t)
+                        y[r][t] = multiply_pairs(y[r][t], xi, pairs[t][j]);
+                }
+            }
+            if (expanded) expanded += 128;
+        }
+    }
+}
+
+// Adds what is outside, of one tile, whose sums lie `step` apart.
+template <int R>
+PALMETTE_INLINE void add_outside(const uint8_t* tile, int64_t k, const uint16_t* x, int64_t ldx, __m512* y,
+                        int step) {
+    uint64_t count;
+    std::memcpy(&count, tile + outsides_at(k), sizeof count);
+    for (uint64_t i = 0; i < count; ++i) {
+        Outside one;
+        std::memcpy(&one, tile + outsides_at(k) + (1 + i) * sizeof one, sizeof one);
+        const auto lane = static_cast<__mmask16>(1u << one.lane);
+        const float weight = float_of(static_cast<int32_t>(static_cast<uint32_t>(one.bits) << 16));
+        PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
+            const uint32_t bits = static_cast<uint32_t>(x[r * ldx + one.input]) << 16;
+            const __m512 product = _mm512_set1_ps(weight * float_of(static_cast<int32_t>(bits)));
+            y[r * step] = _mm512_mask_add_ps(y[r * step], lane, y[r * step], product);
         }
     }
 }
@@ -63,39 +152,39 @@ inline __m512i vector_of(Words v) {
 }
 
 template <Format format, int R, int T>
-inline void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
+PALMETTE_INLINE void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
                               const float* sums, int64_t lds, bool is_first, __m512 (*y)[T]) {
     const __m512i nibbles = _mm512_set1_epi8(15);
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
+    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
         __m512i part[R][T];
-        for (int r = 0; r < R; ++r)
-            for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
+        PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
         if (is_first) fetch_next<T>(w, size, block_bytes(format));
 #pragma GCC unroll 4
         for (int quarter = 0; quarter < 4; ++quarter) {
             __m512i first[T], others[T];
-            for (int t = 0; t < T; ++t) {
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
                 const Eight eight = eight_of<format>(w + t * size, quarter);
                 first[t] = vector_of(eight.first);
                 others[t] = vector_of(eight.others);
             }
             const int8_t* const at = x + b * kBlock + 8 * quarter;
-            for (int r = 0; r < R; ++r) {
+            PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
                 const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 4);
-                for (int t = 0; t < T; ++t) {
+                PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
                     part[r][t] = _mm512_dpbusd_epi32(part[r][t], first[t], one);
                     part[r][t] = _mm512_dpbusd_epi32(part[r][t], others[t], other);
                 }
             }
         }
-        for (int r = 0; r < R; ++r) {
+        PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
             const Bytes32& own = bytes_of(sums + r * lds)[b];
             const uint8_t* const at = w + 64 + (own.place & ~63);
             const __m128i up = _mm_cvtsi32_si128(own.place & 4);
             const __m512i sixteens = word_at(&own.sixteens);
-            for (int t = 0; t < T; ++t) {
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
                 const __m512i packed = _mm512_sll_epi32(_mm512_loadu_si512(at + t * size), up);
                 const __m512i sixteenfold = _mm512_andnot_si512(nibbles, packed);
                 part[r][t] = _mm512_dpbusd_epi32(part[r][t], sixteenfold, sixteens);
@@ -109,9 +198,9 @@ inline void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k, const i
                 }
             }
         }
-        for (int t = 0; t < T; ++t) {
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
             const __m512 scale = half_at(w + t * size), offset = half_at(w + t * size + 32);
-            for (int r = 0; r < R; ++r) {
+            PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
                 const Bytes32& own = bytes_of(sums + r * lds)[b];
                 const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own.scale));
                 y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
@@ -129,27 +218,27 @@ template <Format format> inline __m512i signed_bytes(const uint8_t* block, int w
 }
 
 template <Format format, int R, int T>
-inline void pairs_of_bytes(const uint8_t* w, int64_t size, int64_t k, const int16_t* x, int64_t ldx,
+PALMETTE_INLINE void pairs_of_bytes(const uint8_t* w, int64_t size, int64_t k, const int16_t* x, int64_t ldx,
                            const float* scales, int64_t lds, bool is_first, __m512 (*y)[T]) {
     // Of four bytes, the first two and the last two as the high bytes of 16 bits.
     const __m512i first = _mm512_set1_epi32(static_cast<int32_t>(0x01800080));
     const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(0x03800280));
     const __m512i within = _mm512_set4_epi32(0x0C000C00, 0x08000800, 0x04000400, 0);
     constexpr int kNumScales = format == Format::q6 ? 2 : 1;  // each of as many inputs
-    for (int r = 0; r < R; ++r)
-        for (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
+    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
         if (is_first) fetch_next<T>(w, size, block_bytes(format));
 #pragma GCC unroll 2
         for (int which = 0; which < kNumScales; ++which) {
             __m512i part[R][T];
-            for (int r = 0; r < R; ++r)
-                for (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
+            PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+                PALMETTE_UNROLLED (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
 #pragma GCC unroll 8
             for (int i = 0; i < 8 / kNumScales; ++i) {
                 const int word = i + which * 4;
                 __m512i low[T], high[T];
-                for (int t = 0; t < T; ++t) {
+                PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
                     const __m512i bytes = signed_bytes<format>(w + t * size, word);
                     low[t] = _mm512_srai_epi16(
                         _mm512_shuffle_epi8(bytes, _mm512_add_epi32(first, within)), 8);
@@ -157,17 +246,17 @@ inline void pairs_of_bytes(const uint8_t* w, int64_t size, int64_t k, const int1
                         _mm512_shuffle_epi8(bytes, _mm512_add_epi32(last, within)), 8);
                 }
                 const int16_t* at = x + b * kBlock + 4 * word;
-                for (int r = 0; r < R; ++r) {
+                PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
                     const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 2);
-                    for (int t = 0; t < T; ++t) {
+                    PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
                         part[r][t] = _mm512_dpwssd_epi32(part[r][t], one, low[t]);
                         part[r][t] = _mm512_dpwssd_epi32(part[r][t], other, high[t]);
                     }
                 }
             }
-            for (int t = 0; t < T; ++t) {
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
                 const __m512 scale = half_at(w + t * size + 32 * which);
-                for (int r = 0; r < R; ++r) {
+                PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
                     const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[r * lds + b]));
                     y[r][t] =
                         _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
@@ -189,17 +278,28 @@ inline Floats floats_of(__m512 v) {
     return out;
 }
 
-constexpr Input kTakes[kNumFormats] = {Input::f32, Input::bf16, Input::i8,
-                                       Input::i16, Input::i8,   Input::i16};
+constexpr Input kTakes[kNumFormats] = {Input::f32, Input::bf16, Input::i8,  Input::i16,
+                                       Input::i8,  Input::i16,  Input::bf16};
 
+// `expanded`: of b12, where the first rows leave the tiles as bf16 has them for the others, or null.
 template <Format format, int R, int T>
-inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, const float* sums,
-                       bool is_first, float* y, int64_t ldy, int64_t tile, Ending ending) {
+inline void pair_tiles(const Linear& linear, uint8_t* expanded, const uint8_t* x, int64_t ldx,
+                       const float* sums, bool is_first, float* y, int64_t ldy, int64_t tile,
+                       Ending ending) {
     constexpr Input input = kTakes[static_cast<int>(format)];
-    const int64_t size = tile_bytes(format, linear.k), lds = num_sums(input, linear.k);
+    const int64_t size = linear.tile_size, lds = num_sums(input, linear.k);
     const uint8_t* w = linear.weight + tile * size;
     __m512 found[R][T];
-    if constexpr (format == Format::bf16) {
+    if constexpr (format == Format::b12) {
+        const auto* const rows = reinterpret_cast<const uint16_t*>(x);
+        if (is_first) {
+            pairs_of_12_bits<R, T>(w, size, linear.k, rows, ldx, expanded, found);
+        } else {
+            pairs_bf16<R, T>(expanded, 32 * linear.k, linear.k, rows, ldx, false, found);
+        }
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t)
+            add_outside<R>(w + t * size, linear.k, rows, ldx, &found[0][t], T);
+    } else if constexpr (format == Format::bf16) {
         pairs_bf16<R, T>(w, size, linear.k, reinterpret_cast<const uint16_t*>(x), ldx, is_first,
                          found);
     } else if constexpr (input == Input::i8) {
@@ -209,19 +309,21 @@ inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, cons
         pairs_of_bytes<format, R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx,
                                      sums, lds, is_first, found);
     }
-    for (int t = 0; t < T && linear.bias; ++t) {
-        const __m512 bias = _mm512_loadu_ps(linear.bias + (tile + t) * kTile);
-        for (int r = 0; r < R; ++r) found[r][t] = _mm512_add_ps(found[r][t], bias);
+    if (linear.bias) {
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
+            const __m512 bias = _mm512_loadu_ps(linear.bias + (tile + t) * kTile);
+            PALMETTE_UNROLLED (int r = 0; r < R; ++r) found[r][t] = _mm512_add_ps(found[r][t], bias);
+        }
     }
-    for (int r = 0; r < R; ++r) {
+    PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
         if (ending == Ending::gated) {
-            for (int t = 0; t + 1 < T; t += 2) {
+            PALMETTE_UNROLLED (int t = 0; t + 1 < T; t += 2) {
                 store(y + r * ldy + (tile + t) / 2 * kTile,
                       silu(floats_of(found[r][t])) * floats_of(found[r][t + 1]));
             }
             continue;
         }
-        for (int t = 0; t < T; ++t) {
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
             float* at = y + r * ldy + (tile + t) * kTile;
             if (ending == Ending::add) found[r][t] = _mm512_add_ps(found[r][t], _mm512_loadu_ps(at));
             _mm512_storeu_ps(at, found[r][t]);
@@ -231,7 +333,9 @@ inline void pair_tiles(const Linear& linear, const uint8_t* x, int64_t ldx, cons
 
 // The accumulators of so many rows and two tiles fit the registers, with what the loop takes besides.
 template <Format format>
-constexpr int kPairRows = format == Format::bf16 ? 12 : has_offsets(format) ? 4 : 6;
+constexpr int kPairRows = format == Format::bf16 || format == Format::b12 ? 12
+                          : has_offsets(format)                           ? 4
+                                                                          : 6;
 
 template <Format format>
 void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows, float* y,
@@ -241,12 +345,20 @@ void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows,
     const int64_t lds = num_sums(input, linear.k);
     constexpr int most = kPairRows<format>;
     int64_t tile = first_tile;
+    const bool is_expanded = format == Format::b12 && num_rows > most;
+    struct alignas(64) Line {
+        uint8_t bytes[64];
+    };
+    static thread_local std::vector<Line> lines;  // two tiles have one for each input
+    if (is_expanded && lines.size() < static_cast<std::size_t>(linear.k))
+        lines.resize(static_cast<std::size_t>(linear.k));
+    uint8_t* const expanded = is_expanded ? lines.data()->bytes : nullptr;
     const auto run = [&](auto width) {
         constexpr int tiles = decltype(width)::value;
         for (int64_t row = 0; row < num_rows; row += most) {
             with_count<most>(num_rows - row, [&](auto count) {
                 pair_tiles<format, decltype(count)::value, tiles>(
-                    linear, inputs + row * rows.ldx * size_of(input), rows.ldx,
+                    linear, expanded, inputs + row * rows.ldx * size_of(input), rows.ldx,
                     rows.sums + row * lds, row == 0, y + row * ldy, ldy, tile, ending);
             });
         }
@@ -265,6 +377,7 @@ void multiply_some(const Linear& linear, const Rows& rows, int64_t num_rows, flo
         multiply_pairs_as<Format::q8>,
         multiply_pairs_as<Format::q5>,
         multiply_pairs_as<Format::q6>,
+        multiply_pairs_as<Format::b12>,
     };
     all_of[static_cast<int>(linear.format)](linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
 }
@@ -684,8 +797,9 @@ void conclude_somehow(const Heads& heads, const float* parts, int64_t step, int6
 
 const Kernels kernels_of_avx512_bf16 = {
     "avx512_bf16",
-    {kTakes[0], kTakes[1], kTakes[2], kTakes[3], kTakes[4], kTakes[5]},
-    {kTakes[0], kTakes[1], kTakes[2], kTakes[3], kTakes[4], kTakes[5]},
+    true,
+    {kTakes[0], kTakes[1], kTakes[2], kTakes[3], kTakes[4], kTakes[5], kTakes[6]},
+    {kTakes[0], kTakes[1], kTakes[2], kTakes[3], kTakes[4], kTakes[5], kTakes[6]},
     multiply_some,
     sum_blocks,
     normalize,

@@ -13,7 +13,9 @@ namespace {
 
 constexpr int64_t kSerial = 1 << 14;  // numbers that are not worth a second thread
 constexpr int64_t kItems = 8;         // parts of a product for each thread, at most
-constexpr int64_t kPartWork = 1 << 17;  // products of numbers in a part, if there are as many
+constexpr int64_t kFetched = 1 << 15;  // bytes of the next weight that each thread fetches
+
+int64_t pairs_of(const Linear& linear) { return (linear.n / kTile + 1) / 2; }
 
 // Whether each of `count` numbers is at least 0 and below `end`.
 bool are_below(const int64_t* numbers, int64_t count, int64_t end) {
@@ -34,7 +36,19 @@ Llama::Llama(const Shape& shape, const Kernels& kernels, bool is_exact, int num_
       takes_(is_exact ? kernels.exact : kernels.takes),
       pool_(num_threads) {}
 
+void Llama::check_kind(const Linear& linear) const {
+    if (linear.format == Format::b12 && !kernels_.has_b12)
+        throw std::invalid_argument("the kernels have no products of this format");
+}
+
+void Llama::add(const Layer& layer) {
+    for (const Linear& part : layer.query_key_value) check_kind(part);
+    for (const Linear* each : {&layer.attention_output, &layer.gate_up, &layer.down}) check_kind(*each);
+    layers_.push_back(layer);
+}
+
 void Llama::finish(const float* final_norm, const Linear& embedding, const Linear& head) {
+    check_kind(head);
     final_norm_ = final_norm;
     embedding_ = embedding;
     head_ = head;
@@ -53,18 +67,26 @@ template <class Work> void Llama::rows(int64_t count, int64_t cost, const Work& 
 }
 
 void Llama::multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
-                     Ending ending) {
-    // Parts are pairs of tiles: a gate and what it gates stay together. Small ones would cost more
-    // than the threads that wait for the last of them.
-    const int64_t pairs = (linear.n / kTile + 1) / 2, threads = pool_.num_threads();
-    const int64_t work = linear.n * linear.k * std::min<int64_t>(rows, 64);
-    const int64_t parts =
-        std::min({pairs, threads * kItems, std::max(threads * 2, work / kPartWork)});
-    pool_.each(parts, [&](int64_t part) {
-        const int64_t first = pairs * part / parts * 2;
-        const int64_t last = std::min(pairs * (part + 1) / parts * 2, linear.n / kTile);
-        kernels_.multiply(linear, input, rows, y, ldy, first, last, ending);
-    });
+                     Ending ending, const Linear* next) {
+    // Parts are pairs of tiles: a gate and what it gates stay together.
+    const int64_t threads = pool_.num_threads(), pairs = pairs_of(linear);
+    const int64_t parts = std::min(pairs, threads * kItems);
+    pool_.each_in_ranges(
+        parts,
+        [&](int64_t part) {
+            const int64_t first = pairs * part / parts * 2;
+            const int64_t last = std::min(pairs * (part + 1) / parts * 2, linear.n / kTile);
+            kernels_.multiply(linear, input, rows, y, ldy, first, last, ending);
+        },
+        [&](int thread) {
+            if (!next) return;
+            // What this thread reads first then, while others are still at work: tiles fetch those
+            // behind them, but these are behind none.
+            const int64_t pair = pairs_of(*next) * thread / threads;
+            const uint8_t* const from = next->weight + pair * 2 * next->tile_size;
+            const int64_t size = std::min(2 * next->tile_size, kFetched);
+            for (int64_t line = 0; line < size; line += 64) __builtin_prefetch(from + line);
+        });
 }
 
 Rows Llama::normalized(const float* x, const float* weight, int64_t count, const Linear& next) {
@@ -266,15 +288,17 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
     for (size_t i = 0; i < layers_.size(); ++i) {
         const Layer& layer = layers_[i];
         const auto at = static_cast<int64_t>(i);
+        const bool is_last = i + 1 == layers_.size();
         int64_t first = 0;
         for (const Linear& part : layer.query_key_value) {
-            multiply(part, normalized(hidden_.data(), layer.attention_norm, t, part), t,
-                     heads_.data() + first, all, Ending::set);
             first += part.n;
+            multiply(part, normalized(hidden_.data(), layer.attention_norm, t, part), t,
+                     heads_.data() + first - part.n, all, Ending::set,
+                     first < all ? &part + 1 : &layer.attention_output);
         }
         place(batch, pages, at);
         attend(batch, pages, at);
-        if (i + 1 == layers_.size()) {  // what follows concerns each row alone
+        if (is_last) {  // what follows concerns each row alone
             count = batch.num_logits;
             for (int64_t r = 0; r < count; ++r) {  // ascending, so that none is overwritten
                 const int64_t row = batch.logit_rows[r];
@@ -285,14 +309,14 @@ void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
             }
         }
         multiply(layer.attention_output, taken(attended_.data(), count, layer.attention_output),
-                 count, hidden_.data(), h, Ending::add);
+                 count, hidden_.data(), h, Ending::add, &layer.gate_up);
         multiply(layer.gate_up, normalized(hidden_.data(), layer.mlp_norm, count, layer.gate_up),
-                 count, gated_.data(), shape_.inner, Ending::gated);
+                 count, gated_.data(), shape_.inner, Ending::gated, &layer.down);
         multiply(layer.down, taken(gated_.data(), count, layer.down), count, hidden_.data(), h,
-                 Ending::add);
+                 Ending::add, is_last ? &head_ : &layers_[i + 1].query_key_value.front());
     }
     multiply(head_, normalized(hidden_.data(), final_norm_, count, head_), count, logits,
-             head_.n, Ending::set);
+             head_.n, Ending::set, nullptr);
 }
 
 }  // namespace palmette

@@ -54,7 +54,8 @@ public:
     // `is_exact`: nothing is rounded that need not be.
     Llama(const Shape& shape, const Kernels& kernels, bool is_exact, int num_threads);
 
-    void add(const Layer& layer) { layers_.push_back(layer); }
+    // Both throw std::invalid_argument for a weight that the kernels cannot multiply.
+    void add(const Layer& layer);
     void finish(const float* final_norm, const Linear& embedding, const Linear& head);
 
     // Logits [R][outputs of the head] of the rows that are wanted; keys and values go into the pages. Throws
@@ -64,9 +65,11 @@ public:
     int num_threads() const { return pool_.num_threads(); }
 
 private:
+    void check_kind(const Linear& linear) const;
     void check_ranges(const Batch& batch, const Pages& pages) const;
+    // `next`: what is multiplied after it, or null.
     void multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
-                  Ending ending);
+                  Ending ending, const Linear* next);
     Input takes(const Linear& linear) const { return takes_[static_cast<int>(linear.format)]; }
     Rows normalized(const float* x, const float* weight, int64_t rows, const Linear& next);
     Rows taken(const float* x, int64_t rows, const Linear& next);

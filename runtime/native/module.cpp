@@ -52,28 +52,53 @@ Format format_of(int number) {
     return static_cast<Format>(number);
 }
 
-Linear linear_of(std::uintptr_t weight, std::uintptr_t bias, int64_t n, int64_t k, int format) {
+// `tile_size`: as `tile_bytes` says.
+Linear linear_of(std::uintptr_t weight, std::uintptr_t bias, int64_t n, int64_t k, int format,
+                 int64_t tile_size) {
     if (n <= 0 || n % kTile || k <= 0 || k % 32) {
         throw std::invalid_argument("a linear map of " + std::to_string(k) + " inputs and " +
                                     std::to_string(n) + " outputs cannot be cut into tiles");
     }
-    return {at<const uint8_t>(weight), at<const float>(bias), n, k, format_of(format)};
+    return {at<const uint8_t>(weight), at<const float>(bias), n, k, format_of(format), tile_size};
+}
+
+Source source_of(int number, int64_t n, int64_t k) {
+    if (number < 0 || number >= kNumSources) throw std::invalid_argument("no such source");
+    const auto source = static_cast<Source>(number);
+    if (n % kTile || k % 32 || k % stride_of(source).numbers) {
+        throw std::invalid_argument("a weight that is not whole blocks");
+    }
+    return source;
+}
+
+// The most numbers of any tile that are outside as b12 has them.
+int64_t most_outside(int source, std::uintptr_t from, std::uintptr_t rows, int64_t n, int64_t k,
+                     int num_threads) {
+    const Source taken = source_of(source, n, k);
+    if (taken != Source::f32 && taken != Source::bf16) {
+        throw std::invalid_argument("blocks are no numbers of bfloat16");
+    }
+    const py::gil_scoped_release release;
+    std::vector<int64_t> counts(static_cast<std::size_t>(n / kTile));
+    Pool pool(num_threads);
+    pool.each(n / kTile, [&](int64_t tile) {
+        counts[static_cast<std::size_t>(tile)] =
+            count_outside(taken, at<const uint8_t>(from), at<const int64_t>(rows) + tile * kTile, k);
+    });
+    return *std::max_element(counts.begin(), counts.end());
 }
 
 void pack_weight(int source, std::uintptr_t from, std::uintptr_t rows, int64_t n, int64_t k,
-                 int format, std::uintptr_t to, int num_threads) {
-    if (source < 0 || source >= kNumSources ||
-        !can_pack(static_cast<Source>(source), format_of(format))) {
+                 int format, int64_t tile_size, std::uintptr_t to, int num_threads) {
+    const Source taken = source_of(source, n, k);
+    if (!can_pack(taken, format_of(format))) {
         throw std::invalid_argument("a weight that does not go into this format");
-    }
-    if (n % kTile || k % 32 || k % stride_of(static_cast<Source>(source)).numbers) {
-        throw std::invalid_argument("a weight that is not whole blocks");
     }
     const py::gil_scoped_release release;
     Pool pool(num_threads);
     pool.each(n / kTile, [&](int64_t tile) {
-        pack(static_cast<Source>(source), at<const uint8_t>(from), at<const int64_t>(rows), k,
-             static_cast<Format>(format), at<uint8_t>(to), tile, tile + 1);
+        pack(taken, at<const uint8_t>(from), at<const int64_t>(rows), k,
+             static_cast<Format>(format), tile_size, at<uint8_t>(to), tile, tile + 1);
     });
 }
 
@@ -85,6 +110,9 @@ Input input_of(const Kernels& kernels, Format format, bool is_exact) {
 void multiply(const std::string& name, bool is_exact, const Linear& linear, std::uintptr_t x,
               int64_t rows, std::uintptr_t y, int ending) {
     const Kernels& kernels = kernels_named(name);
+    if (linear.format == Format::b12 && !kernels.has_b12) {
+        throw std::invalid_argument(name + " has no products of this format");
+    }
     const Input input = input_of(kernels, linear.format, is_exact);
     const auto end = static_cast<Ending>(ending);
     const py::gil_scoped_release release;
@@ -221,7 +249,11 @@ PYBIND11_MODULE(_native, m) {
                : input == Input::i16  ? "int16"
                                       : "int8";
     });
-    m.def("tile_bytes", [](int format, int64_t k) { return tile_bytes(format_of(format), k); });
+    m.def("has_b12", [](const std::string& name) { return kernels_named(name).has_b12; });
+    m.def("tile_bytes", [](int format, int64_t k, int64_t num_outside) {
+        return tile_bytes(format_of(format), k, num_outside);
+    });
+    m.def("most_outside", &most_outside);
     m.def("pack", &pack_weight);
     m.def("multiply", &multiply);
     m.def("read_row", [](const Linear& linear, int64_t index, std::uintptr_t out) {

@@ -85,6 +85,66 @@ void pack_numbers(Source source, const uint8_t* row, int64_t k, Format format, i
     }
 }
 
+// 32 numbers of a row as bfloat16.
+void read_bf16(Source source, const uint8_t* row, int64_t first, uint16_t* out) {
+    if (source == Source::bf16) {
+        std::memcpy(out, row + 2 * first, 64);
+        return;
+    }
+    float values[32];
+    std::memcpy(values, row + 4 * first, sizeof values);
+    for (int i = 0; i < 32; ++i) out[i] = to_bf16(values[i]);
+}
+
+int exponent_of(uint16_t bits) { return bits >> 7 & 255; }
+
+// The least exponent that 32 numbers of b12 may have, so that their largest has its own.
+int lowest_exponent(const uint16_t* numbers) {
+    int most = 0;
+    for (int i = 0; i < 32; ++i) most = exponent_of(numbers[i]) > most ? exponent_of(numbers[i]) : most;
+    return most > 15 ? most - 15 : 0;
+}
+
+// Whether it is not 0 but below all that have these exponents, or the one that would mean 0.
+bool is_outside(uint16_t bits, int lowest) {
+    return lowest > 0 && (bits & 0x7fff) != 0 && (bits & 0x7fff) <= lowest << 7;
+}
+
+void pack_12_bits(Source source, const uint8_t* row, int64_t k, int64_t lane, uint8_t* tile) {
+    uint64_t count;
+    std::memcpy(&count, tile + outsides_at(k), sizeof count);
+    for (int64_t b = 0; b < k / 32; ++b) {
+        uint16_t numbers[32];
+        read_bf16(source, row, 32 * b, numbers);
+        const int lowest = lowest_exponent(numbers);
+        tile[16 * b + lane] = static_cast<uint8_t>(lowest);
+        uint8_t* const block = tile + room(k / 2) + b * kBlockOfB12;
+        for (int i = 0; i < 32; ++i) {
+            uint16_t bits = numbers[i];
+            if (is_outside(bits, lowest)) {
+                const Outside one{static_cast<uint32_t>(32 * b + i), static_cast<uint16_t>(lane), bits};
+                std::memcpy(tile + outsides_at(k) + (1 + count++) * sizeof one, &one, sizeof one);
+                bits = 0;
+            }
+            const int above = (bits & 0x7fff) == 0 ? 0 : exponent_of(bits) - lowest;
+            const int half = bits >> 15 << 3 | above >> 1;
+            const int64_t at = 2 * lane + i % 2;
+            block[32 * (i / 2) + at] = static_cast<uint8_t>((bits & 127) | (above & 1) << 7);
+            block[512 + 32 * (i / 4) + at] |= static_cast<uint8_t>(half << (i % 4 / 2 * 4));
+        }
+    }
+    std::memcpy(tile + outsides_at(k), &count, sizeof count);
+}
+
+float from_12_bits(const uint8_t* tile, int64_t k, int64_t lane, int64_t input) {
+    const uint8_t* const block = tile + room(k / 2) + input / 32 * kBlockOfB12;
+    const int64_t i = input % 32, at = 2 * lane + i % 2;
+    const int half = block[512 + 32 * (i / 4) + at] >> (i % 4 / 2 * 4) & 15;
+    const int size = block[32 * (i / 2) + at] | (half & 7) << 8;
+    const int number = size == 0 ? 0 : size + (tile[16 * (input / 32) + lane] << 7);
+    return from_bf16(static_cast<uint16_t>(number | half >> 3 << 15));
+}
+
 // What 32 numbers of a row come to, of all sources whose blocks have nibbles.
 struct Block {
     uint16_t halves[2];  // scale and offset; of q6, the scales of both halves
@@ -188,14 +248,30 @@ void pack_bytes(const uint8_t* row, int64_t k, int64_t lane, uint8_t* tile) {
 
 }  // namespace
 
+int64_t count_outside(Source source, const uint8_t* from, const int64_t* rows, int64_t k) {
+    int64_t count = 0;
+    for (int64_t lane = 0; lane < kTile; ++lane) {
+        const uint8_t* const row = from + rows[lane] * row_bytes(source, k);
+        for (int64_t b = 0; b < k / 32; ++b) {
+            uint16_t numbers[32];
+            read_bf16(source, row, 32 * b, numbers);
+            const int lowest = lowest_exponent(numbers);
+            for (int i = 0; i < 32; ++i) count += is_outside(numbers[i], lowest);
+        }
+    }
+    return count;
+}
+
 void pack(Source source, const uint8_t* from, const int64_t* rows, int64_t k, Format format,
-          uint8_t* to, int64_t first_tile, int64_t last_tile) {
-    const int64_t size = row_bytes(source, k);
+          int64_t size, uint8_t* to, int64_t first_tile, int64_t last_tile) {
     for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-        uint8_t* const out = to + tile * tile_bytes(format, k);
+        uint8_t* const out = to + tile * size;
+        if (format == Format::b12) std::memset(out, 0, static_cast<std::size_t>(size));
         for (int64_t lane = 0; lane < kTile; ++lane) {
-            const uint8_t* row = from + rows[tile * kTile + lane] * size;
-            if (source == Source::f32 || source == Source::bf16) {
+            const uint8_t* row = from + rows[tile * kTile + lane] * row_bytes(source, k);
+            if (format == Format::b12) {
+                pack_12_bits(source, row, k, lane, out);
+            } else if (source == Source::f32 || source == Source::bf16) {
                 pack_numbers(source, row, k, format, lane, out);
             } else if (source == Source::q8_0) {
                 pack_bytes(row, k, lane, out);
@@ -208,8 +284,20 @@ void pack(Source source, const uint8_t* from, const int64_t* rows, int64_t k, Fo
 
 void read_row(const Linear& linear, int64_t index, float* out) {
     const Format format = linear.format;
-    const uint8_t* tile = linear.weight + index / kTile * tile_bytes(format, linear.k);
+    const uint8_t* tile = linear.weight + index / kTile * linear.tile_size;
     const int64_t lane = index % kTile;
+    if (format == Format::b12) {
+        for (int64_t i = 0; i < linear.k; ++i) out[i] = from_12_bits(tile, linear.k, lane, i);
+        const uint8_t* outside = tile + outsides_at(linear.k);
+        uint64_t count;
+        std::memcpy(&count, outside, sizeof count);
+        for (uint64_t i = 0; i < count; ++i) {
+            Outside one;
+            std::memcpy(&one, outside += sizeof one, sizeof one);
+            if (one.lane == lane) out[one.input] = from_bf16(one.bits);
+        }
+        return;
+    }
     for (int64_t i = 0; i < linear.k; ++i) {
         const uint8_t* block = tile + i / 32 * block_bytes(format);
         const int64_t at = i % 32;

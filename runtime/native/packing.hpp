@@ -51,13 +51,17 @@ constexpr Format format_of_blocks(Source source) {
 // may be rounded, blocks stay what they are.
 constexpr bool can_pack(Source source, Format format) {
     return source == Source::f32 || source == Source::bf16
-               ? format == Format::f32 || format == Format::bf16
+               ? format == Format::f32 || format == Format::bf16 || format == Format::b12
                : format == format_of_blocks(source);
 }
 
-// Packs tiles first_tile <= t < last_tile. Output n of the linear map is row rows[n] of `from`.
+// How many numbers of a tile are outside as b12 has them; rows[0] to rows[15] are its own.
+int64_t count_outside(Source source, const uint8_t* from, const int64_t* rows, int64_t k);
+
+// Packs tiles first_tile <= t < last_tile of `size` bytes each. Output n of the linear map is row
+// rows[n] of `from`.
 void pack(Source source, const uint8_t* from, const int64_t* rows, int64_t k, Format format,
-          uint8_t* to, int64_t first_tile, int64_t last_tile);
+          int64_t size, uint8_t* to, int64_t first_tile, int64_t last_tile);
 
 // Row `index` of a packed weight, as floats [k].
 void read_row(const Linear& linear, int64_t index, float* out);

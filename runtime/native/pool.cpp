@@ -22,11 +22,11 @@ inline void pause() {
 
 }  // namespace
 
-Pool::Pool(int num_threads) {
+Pool::Pool(int num_threads) : ranges_(static_cast<std::size_t>(num_threads)) {
 #if defined(__unix__) || defined(__APPLE__)
     owner_ = getpid();
 #endif
-    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { serve(); });
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
 }
 
 Pool::~Pool() {
@@ -54,7 +54,7 @@ void Pool::run(Call call, const void* self, int64_t count) {
         std::lock_guard<std::mutex> lock(mutex_);
         wake_.notify_all();
     }
-    while (help()) {
+    while (help(0)) {
     }
     for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; ++spins) {
         if (spins < kSpins) {
@@ -66,22 +66,22 @@ void Pool::run(Call call, const void* self, int64_t count) {
 }
 
 // Does one item, if there is one that nobody has begun.
-bool Pool::help() {
+bool Pool::help(int thread) {
     uint64_t open = open_.load(std::memory_order_acquire);
     do {
         if ((open & kItems) == 0) return false;
         // Whoever takes an item keeps the task from ending, so that what it reads of it is its own.
     } while (!open_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel));
-    call_(self_, static_cast<int64_t>(open & kItems) - 1);
+    call_(self_, static_cast<int64_t>(open & kItems) - 1, thread);
     unfinished_.fetch_sub(1, std::memory_order_release);
     return true;
 }
 
-void Pool::serve() {
+void Pool::serve(int thread) {
     while (true) {
         int idle = 0;
         while (idle < kSpins + kYields) {
-            if (help()) {
+            if (help(thread)) {
                 idle = 0;
             } else if (++idle < kSpins) {
                 pause();

@@ -33,17 +33,49 @@ public:
             for (int64_t item = 0; item < count; ++item) work(item);
             return;
         }
-        run(
-            [](const void* self, int64_t item) { (*static_cast<const Work*>(self))(item); }, &work,
-            count);
+        run([](const void* self, int64_t item,
+               int) { (*static_cast<const Work*>(self))(item); },
+            &work, count);
+    }
+
+    // The same for items of which neighbours lie side by side in memory: each thread goes through
+    // a range of its own in order, and then helps others with what is left of theirs. `done(thread)`
+    // is called by each that worked when it finds nothing more to do.
+    template <class Work, class Done>
+    void each_in_ranges(int64_t count, const Work& work, const Done& done) {
+        const int num = num_threads();
+        if (count <= 0) return;
+        if (num == 1) {
+            for (int64_t item = 0; item < count; ++item) work(item);
+            done(0);
+            return;
+        }
+        for (int i = 0; i < num; ++i) ranges_[static_cast<std::size_t>(i)].next = count * i / num;
+        const auto go = [&](int thread) {
+            for (int i = 0; i < num; ++i) {
+                const int owner = (thread + i) % num;
+                std::atomic<int64_t>& next = ranges_[static_cast<std::size_t>(owner)].next;
+                const int64_t end = count * (owner + 1) / num;
+                for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < end;)
+                    work(item);
+            }
+            done(thread);
+        };
+        using Go = decltype(go);
+        run([](const void* self, int64_t, int thread) { (*static_cast<const Go*>(self))(thread); },
+            &go, num);
     }
 
 private:
-    using Call = void (*)(const void*, int64_t);
+    using Call = void (*)(const void*, int64_t item, int thread);
+
+    struct alignas(64) Range {
+        std::atomic<int64_t> next{0};  // of its items
+    };
 
     void run(Call call, const void* self, int64_t count);
-    bool help();
-    void serve();
+    bool help(int thread);
+    void serve(int thread);
 
     // The number of the task above, how many of its items nobody has begun below.
     std::atomic<uint64_t> open_{0};
@@ -55,6 +87,7 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_;
     int64_t owner_ = 0;  // the process that made the threads
+    std::vector<Range> ranges_;
     std::vector<std::thread> threads_;
 };
 

@@ -19,7 +19,7 @@ from palmette.runtime.kernels.cpu import Blocks, Format, PackedLinear
 native = cpu.extension()
 pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
 NAMES: list[str] = [] if native is None else native.available()
-KINDS = ("float32", "bfloat16", *cpu.BLOCK_FORMATS)
+KINDS = ("float32", "bfloat16", "compact", *cpu.BLOCK_FORMATS)
 TWO_HALVES = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 LONG = ("Q4_K", "Q5_K", "Q6_K")  # blocks of 256
 WITH_OFFSETS = (
@@ -54,9 +54,28 @@ def linear_of(
         part, meant = blocks_of(kind, n, k, seed)
         linear = PackedLinear([part], k, dtype=torch.float32, **options)
         return linear, linear.rows().double() if kind in LONG else meant
-    dtype = getattr(torch, kind)
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed))
+    if kind == "compact":
+        options["compact"] = True
+        weight = strewn(weight, seed)
     return PackedLinear([weight], k, dtype=dtype, **options), weight.to(dtype).double()
+
+
+def strewn(weight: torch.Tensor, seed: int) -> torch.Tensor:
+    """The weight with zeros, and with a few numbers that are far smaller than their neighbours."""
+    n, k = weight.shape
+    rng = np.random.default_rng(seed)
+    weight.view(-1)[rng.integers(0, n * k, n * k // 8)] = 0
+    weight.view(-1)[rng.integers(0, n * k, n * k // 512)] *= 1e-6
+    return weight
+
+
+def has(name: str, kind: str) -> bool:
+    return kind != "compact" or native.has_b12(name)
+
+
+PAIRS = [(name, kind) for name in NAMES for kind in KINDS if has(name, kind)]
 
 
 def multiply(
@@ -69,8 +88,7 @@ def multiply(
     return y
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("is_exact", [False, True])
 @settings(max_examples=25)
 @given(
@@ -106,8 +124,7 @@ def test_products_are_those_of_float64_and_of_each_row_alone(
         assert torch.equal(alone[0], y[row])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_no_number_stays_none_and_spoils_its_row_only(
     name: str, kind: str, bad: float
@@ -121,8 +138,7 @@ def test_what_is_no_number_stays_none_and_spoils_its_row_only(
     assert torch.equal(spoilt[[0, 2]], y[[0, 2]])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_what_becomes_of_products(name: str, kind: str) -> None:
     bias = torch.randn(64)
     plain, _ = linear_of(kind, 64, 256, 7)
@@ -148,6 +164,52 @@ def test_rows_are_read_back_as_they_were_packed(kind: str) -> None:
         assert torch.equal(linear.rows().double(), weight)
     with pytest.raises(IndexError):
         native.read_row(linear.handle, 48, torch.empty(64).data_ptr())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=200)
+@given(data=st.data())
+def test_any_numbers_of_bfloat16_have_the_same_meaning_in_12_bits(
+    dtype: torch.dtype, data: Any
+) -> None:
+    bits = data.draw(st.lists(st.integers(0, 2**16 - 1), min_size=32, max_size=32))
+    spread = data.draw(st.integers(0, 20))  # exponents are as far apart as that, or as they like
+    rows = np.array(bits, np.uint16)
+    if spread:
+        rows = (rows & 0x807F) | ((100 + (rows >> 7) % spread) << 7).astype(np.uint16)
+    weight = torch.from_numpy(np.tile(rows, (16, 2)).view(np.int16)).view(torch.bfloat16).to(dtype)
+    linear = PackedLinear([weight], 64, dtype=torch.bfloat16, compact=True)
+    assert torch.equal(linear.rows().nan_to_num(1e9), weight.float().nan_to_num(1e9))
+    if 0 < spread <= 15:
+        assert linear.format is Format.B12
+        assert linear.num_bytes < 0.85 * weight.nelement() * 2
+
+
+def test_numbers_without_a_common_size_stay_in_16_bits() -> None:
+    weight = 10.0 ** -torch.randint(0, 30, (64, 256), generator=torch.Generator().manual_seed(0))
+    linear = PackedLinear([weight], 256, dtype=torch.bfloat16, compact=True)
+    assert linear.format is Format.BFLOAT16
+
+
+@pytest.mark.skipif(
+    not any(map(has, NAMES, ["compact"] * len(NAMES))), reason="no kernels for it here"
+)
+@pytest.mark.parametrize("rows", [1, 3, 4, 13, 40])
+def test_products_in_12_bits_are_those_of_bfloat16_to_the_bit(rows: int) -> None:
+    weight, x = torch.randn(48, 320), torch.randn(rows, 320)
+    weight[weight.abs() < 1e-3] = 0
+    plain = PackedLinear([weight], 320, dtype=torch.bfloat16)
+    compact = PackedLinear([weight], 320, dtype=torch.bfloat16, compact=True)
+    assert compact.format is Format.B12
+    assert compact.num_bytes < 0.8 * plain.num_bytes
+    name = NAMES[-1]
+    assert torch.equal(multiply(name, compact, x), multiply(name, plain, x))
+
+
+def test_kernels_without_the_format_refuse_it() -> None:
+    compact = PackedLinear([torch.randn(16, 32)], 32, dtype=torch.bfloat16, compact=True)
+    with pytest.raises(ValueError, match="base has no products of this format"):
+        multiply("base", compact, torch.randn(1, 32))
 
 
 @pytest.mark.parametrize("kind", LONG)
@@ -207,3 +269,4 @@ def test_float32_is_served_by_kernels_that_round_nothing() -> None:
     name = cpu.kernels_for(torch.float32)
     assert name is not None
     assert {native.takes(name, True, kind) for kind in Format} == {"float32"}
+    assert not native.has_b12(name)
