@@ -224,14 +224,12 @@ void pack_nibbles(Source source, const uint8_t* row, int64_t k, Format format, i
         std::memcpy(tile + 2 * lane, block.halves, 2);
         std::memcpy(tile + 32 + 2 * lane, block.halves + 1, 2);
         uint32_t words[6] = {};  // four of nibbles, and those of higher bits
-        for (int i = 0; i < 32; ++i) {
-            const uint32_t number = block.numbers[i];
-            words[i / 8] |= (number & 15) << (i % 4 * 8 + i % 8 / 4 * 4);
-            if (format == Format::q5) {
-                words[4] |= number >> 4 << (i % 4 * 8 + i / 4);
-            } else if (format == Format::q6) {
-                words[4 + i / 16] |= number >> 4 << (i % 4 * 8 + i % 16 / 4 * 2);
-            }
+        for (int four = 0; four < 8; ++four) {  // inputs at once, a byte each
+            uint32_t numbers;
+            std::memcpy(&numbers, block.numbers + 4 * four, sizeof numbers);
+            words[four / 2] |= (numbers & 0x0f0f0f0f) << four % 2 * 4;
+            if (format == Format::q5) words[4] |= (numbers >> 4 & 0x01010101) << four;
+            if (format == Format::q6) words[4 + four / 4] |= (numbers >> 4 & 0x03030303) << four % 4 * 2;
         }
         const int64_t num_words = (block_bytes(format) - 64) / 64;
         for (int64_t word = 0; word < num_words; ++word)
