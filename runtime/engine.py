@@ -725,7 +725,7 @@ class Engine:
         if goes_on:
             sequences = [item.sequence for item in goes_on]
             try:
-                drawn = self._worker.draw(sequences, torch.stack(rows))
+                drawn = self._worker.draw(sequences, rows)
             except (RuntimeError, ValueError, MemoryError) as error:
                 self._fail_step(sequences, error)
                 return []
