@@ -72,7 +72,7 @@ class StepTime:
 
     @property
     def is_learned(self) -> bool:
-        """Whether enough steps were noted to go by the others' answers."""
+        """Whether enough steps were noted to go by what it says of others."""
         return self._num_noted >= _FEWEST_STEPS
 
     def note(self, load: StepLoad, seconds: float) -> None:
