@@ -14,6 +14,7 @@ import argparse
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -122,6 +123,7 @@ class Way:
 
     def told(self, baseline: Way) -> str:
         ratios = [a / b for a, b in zip(baseline.seconds, self.seconds, strict=True)]
+        stats = self.engine.stats()
         return (
             f"{self.name:20}{statistics.median(self.seconds):8.2f} s"
             f"{statistics.median(ratios):7.2f} x  ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -129,6 +131,7 @@ class Way:
             f"{self.share('forced_tokens'):8.1%} forced"
             f"{self.share('saved_passes'):8.1%} without a pass"
             f"{statistics.median(self.steps):8.0f} steps"
+            f"{stats.accepted_tokens:8,} of {stats.guessed_tokens:,} guesses right"
         )
 
 
@@ -154,10 +157,14 @@ def measure(
     at_once: int,
     temperature: float,
     name: str = "model",
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[list[Way], bool]:
-    """Every way, measured, and whether those that spell in the same tokens gave the same ones."""
+    """Every way, measured, and whether those that spell in the same tokens gave the same ones.
+
+    By the `clock` the engines learn which guesses are worth their time.
+    """
     ways = [
-        Way(way, Engine.assemble(name, loaded, tokenizer, EngineConfig.of(options)))
+        Way(way, Engine.assemble(name, loaded, tokenizer, EngineConfig.of(options), clock))
         for way, options in WAYS.items()
     ]
     for way in ways:  # the schema's masks, once

@@ -658,6 +658,7 @@ class Matrix:
             cache=CacheSection(page_size=self._page_size, num_pages=num_pages),
             scheduler=SchedulerSection(
                 max_batch_tokens=setting.chunk or 1 << 20,
+                max_step_seconds=None,  # the chunks are the setting's
                 max_running=max_running,
                 jump_forward=setting.jump_forward,
             ),

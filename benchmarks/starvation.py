@@ -11,7 +11,7 @@ one of them is long. The same load under three orders of the queue:
 Tells how long cold requests waited for admission against the bound, the hit rate over as many
 requests in each order, and the throughput. One client streams a long answer all the while: the
 largest gap between two of its tokens, and the largest while the long prompt was prefilled. The same
-gaps without any traffic follow, for several sizes of a step.
+gaps without any traffic follow, for several bounds of a step.
 
     OMP_NUM_THREADS=2 python -m benchmarks.starvation --seconds 60
 """
@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from palmette.protocol import FinishReason, Request, SamplingParams, TokenEvent
 from palmette.runtime.config import EngineOptions, PolicyName
@@ -298,23 +298,40 @@ class Session:
         cold.is_admitted = event.usage.queued_seconds < event.usage.total_seconds
 
 
+class StepBounds(NamedTuple):
+    """Of a step's tokens, and of its seconds while others decode."""
+
+    max_batch_tokens: int
+    max_step_seconds: float | None
+
+
+BOUNDS = (
+    StepBounds(128, None),
+    StepBounds(512, None),
+    StepBounds(512, 0.2),
+    StepBounds(512, 0.05),
+    StepBounds(2_048, None),
+)
+
+
 @dataclass(slots=True, kw_only=True)
 class Stall:
     """The gaps of a lonely stream while a long prompt comes in. Seconds."""
 
-    max_batch_tokens: int
+    bounds: StepBounds
     largest_gap_without: float
     largest_gap_during: float
     prefill: float  # from submission to the long one's first token
 
 
 def measure_stall(
-    make: MakeEngine, traffic: Traffic, setting: Setting, max_batch: int, clock: Clock
+    make: MakeEngine, traffic: Traffic, setting: Setting, bounds: StepBounds, clock: Clock
 ) -> Stall:
     """Between its tokens before, and while the long prompt is prefilled, nobody else about."""
     engine = make(
         {
-            "max_batch_tokens": max_batch,
+            "max_batch_tokens": bounds.max_batch_tokens,
+            "max_step_seconds": bounds.max_step_seconds,
             "num_pages": -(-(setting.long_tokens + setting.stream_tokens + 200) // 16),
         }
     )
@@ -339,7 +356,7 @@ def measure_stall(
     during = [end - start for start, end in gaps if end > submitted]
     without = [end - start for start, end in gaps if end <= submitted]
     return Stall(
-        max_batch_tokens=max_batch,
+        bounds=bounds,
         largest_gap_without=max(without),
         largest_gap_during=max(during, default=math.nan),
         prefill=first_token - submitted,
@@ -365,7 +382,7 @@ def measure(
     setting: Setting,
     figures: Figures,
     say: Callable[[str], None],
-    step_sizes: tuple[int, ...] = (128, 512, 2_048),
+    step_bounds: tuple[StepBounds, ...] = BOUNDS,
     clock: Clock = time.monotonic,
 ) -> None:
     """Fill `figures`."""
@@ -378,9 +395,15 @@ def measure(
         }
         figures.outcomes.append(Outcome(order.name))
         Session(make(options), traffic, setting, figures.outcomes[-1], clock).run(say)
-    for max_batch in step_sizes:
-        say(f"a long prompt beside a stream, steps of {max_batch} tokens")
-        figures.stalls.append(measure_stall(make, traffic, setting, max_batch, clock))
+    for bounds in step_bounds:
+        say(f"a long prompt beside a stream, steps of {_told(bounds)}")
+        figures.stalls.append(measure_stall(make, traffic, setting, bounds, clock))
+
+
+def _told(bounds: StepBounds) -> str:
+    seconds = bounds.max_step_seconds
+    time = "" if seconds is None else f", {1e3 * seconds:.0f} ms"
+    return f"{bounds.max_batch_tokens:,} tokens{time}"
 
 
 def lines(figures: Figures, setting: Setting) -> Iterator[str]:
@@ -414,12 +437,12 @@ def lines(figures: Figures, setting: Setting) -> Iterator[str]:
             )
     if figures.stalls:
         yield (
-            f"\n{'tokens in a step':<18}{'largest gap without':>20}"
+            f"\n{'a step':<21}{'largest gap without':>20}"
             f"{f'beside {setting.long_tokens:,} tokens':>24}{'their first token after':>25}"
         )
     for stall in figures.stalls:
         yield (
-            f"{stall.max_batch_tokens:<18,}{1e3 * stall.largest_gap_without:>17.0f} ms"
+            f"{_told(stall.bounds):<21}{1e3 * stall.largest_gap_without:>17.0f} ms"
             f"{1e3 * stall.largest_gap_during:>21.0f} ms{stall.prefill:>23.2f} s"
         )
 

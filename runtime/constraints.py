@@ -252,11 +252,13 @@ class ConstrainedText:
         """
         self._seconds_left += _TOKEN_SECONDS
         with self._charged():
-            num_before = self._walk.num_tokens
+            num_before, held_back = self._walk.num_tokens, self._walk.held_back
             advance = self._walk.draw(token_id, limit)
             if advance is None:
                 raise AssertionError(f"token {token_id} was drawn against its mask")
             is_as_drawn = advance.num_kept == num_before and advance.token_ids[0] == token_id
+            if self._guesses is not None and held_back:
+                self._guesses.note_held_back(token_id == held_back[0])
             if self._guesses is not None and is_as_drawn:
                 matcher = cast(Matcher, self._walk.matcher)
                 self._guesses.note(matcher, advance.token_ids, limit=_MAX_GUESSED)

@@ -103,17 +103,19 @@ class ScoreEvent:
 Event = TokenEvent | ScoreEvent
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Ahead:
     """What a step computed of a sequence on the chance that it goes on so.
 
-    `guessed` are the tokens behind its first `start` ones, `rows` logits [vocab_rows] by position.
+    `guessed` are the tokens behind its first `start` ones, `rows` logits [vocab_rows] by position;
+    `num_accepted` of the guesses have turned out right so far.
     """
 
     sequence: GenerationSequence
     start: int
     guessed: list[int]
     rows: dict[int, torch.Tensor]
+    num_accepted: int = 0
 
     @classmethod
     def of(
@@ -654,12 +656,15 @@ class Engine:
         work = [item for item in work if self._is_ready(item)]
         if not work and self._following.is_busy:
             self._following.wait(_SECONDS_TO_WAIT_FOR_MASKS)
+        start = self._clock()
         try:
             outcomes = self._worker.run(work, self._kv.take_moves())
         except (RuntimeError, ValueError, MemoryError) as error:
             self._fail_step([item.sequence for item in work], error)
             return
         now = self._clock()
+        if work:
+            self._scheduler.note_step(work, now - start)
         self._counters.steps += 1
         if self._counters.steps % _STEPS_BETWEEN_TRIMS == 0:
             trim()
@@ -705,6 +710,8 @@ class Engine:
             if sequence.status is not Status.RUNNING or sequence.num_computed_tokens < item.start:
                 continue  # it has ended, or tokens before the guesses were replaced
             num_right = item.num_right()
+            self._counters.accepted_tokens += num_right - item.num_accepted
+            item.num_accepted = num_right
             # Without a mask the step that makes it is still under way.
             row = item.row_behind(num_right) if sequence.mask is not None else None
             end = item.start + num_right
@@ -718,7 +725,7 @@ class Engine:
         if goes_on:
             sequences = [item.sequence for item in goes_on]
             try:
-                drawn = self._worker.draw(sequences, torch.stack(rows))
+                drawn = self._worker.draw(sequences, rows)
             except (RuntimeError, ValueError, MemoryError) as error:
                 self._fail_step(sequences, error)
                 return []

@@ -14,8 +14,8 @@ class EngineCounters:
     is counted when a request is admitted for the first time, together with the `cached_tokens`
     among them. `saved_passes` is how many tokens needed no forward pass of their own, of requests
     that have ended. `guessed_tokens` were computed on the chance that they would be drawn or forced
-    next; only the right ones are among the `computed_tokens`. `restored_pages` were evicted and
-    came back from the host tier.
+    next; `accepted_tokens` of them were, and only these are among the `computed_tokens`.
+    `restored_pages` were evicted and came back from the host tier.
     """
 
     steps: int = 0
@@ -27,6 +27,7 @@ class EngineCounters:
     forced_tokens: int = 0
     saved_passes: int = 0
     guessed_tokens: int = 0
+    accepted_tokens: int = 0
     restored_pages: int = 0
     preemptions: int = 0
     requests_started: int = 0

@@ -96,7 +96,8 @@ class Sequence:
 
     `num_prompt_tokens` is where the request's own tokens end. `program` is the program it is a
     request of, if any; `handle` is where it goes on from, and with `goes_on` what it computes is
-    kept for those that go on from here.
+    kept for those that go on from here. `guesses` are tokens that perhaps come behind `token_ids`,
+    and are computed with these where that is worth it.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class Sequence:
     leader_tokens: int = 0
     leader_from: int = 0  # how many of its own first tokens were cached when it was deferred
     publish_at: int = 0  # so many computed tokens are worth sharing, see `KVManager.publish`
+    guesses: tuple[Guess, ...] = ()
     path: tuple[int, ...] = ()
     program: Program | None = None
     goes_on: bool = False
@@ -139,14 +141,19 @@ class Sequence:
     @property
     def num_guesses(self) -> int:
         """How many more could be computed on the chance that they come."""
-        return 0
+        return len(self.guesses)
 
     def keep_guesses(self, limit: int) -> None:
         """Have no more guesses than that."""
+        self.guesses = self.guesses[:limit]
 
     def ids_between(self, start: int, end: int) -> list[int]:
         """The tokens at those positions, guesses among them."""
-        return self.token_ids[start:end]
+        num_tokens = len(self.token_ids)
+        token_ids = self.token_ids[start:end]
+        if end > num_tokens:
+            token_ids += [guess.token_id for guess in self.guesses[: end - num_tokens]]
+        return token_ids
 
     @property
     def max_cached_tokens(self) -> int:
@@ -208,9 +215,8 @@ class GenerationSequence(Sequence):
     `palmette.grammar.jump`; the first `num_final_tokens` of the output stay. A sequence whose
     `ending` is set draws no more, but computes what log-probabilities are still wanted of.
 
-    `guesses` are tokens that perhaps come behind `token_ids`. They are computed with these, so that
-    logits behind them are there if they are right; what is computed of wrong ones counts for
-    nothing, and is written over.
+    Logits behind its guesses are there if these are right; what is computed of wrong ones counts
+    for nothing, and is written over.
     """
 
     request: Request = field(kw_only=True)
@@ -221,7 +227,6 @@ class GenerationSequence(Sequence):
     text: ConstrainedText | None = None
     has_begun: bool = False  # the text, which then has a mask or is being worked on
     mask: npt.NDArray[np.bool_] | None = None  # which tokens may be drawn next
-    guesses: tuple[Guess, ...] = ()
     num_final_tokens: int = 0  # of a constrained output
     num_taken_back: int = 0  # tokens that were replaced
     growing: GrowingText | None = None  # of an output whose tokens may be replaced
@@ -239,20 +244,6 @@ class GenerationSequence(Sequence):
     @property
     def is_guessed(self) -> bool:
         return self.text is not None
-
-    @property
-    def num_guesses(self) -> int:
-        return len(self.guesses)
-
-    def keep_guesses(self, limit: int) -> None:
-        self.guesses = self.guesses[:limit]
-
-    def ids_between(self, start: int, end: int) -> list[int]:
-        num_tokens = len(self.token_ids)
-        token_ids = self.token_ids[start:end]
-        if end > num_tokens:
-            token_ids += [guess.token_id for guess in self.guesses[: end - num_tokens]]
-        return token_ids
 
     @property
     def num_output_tokens(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -70,6 +71,7 @@ def history_engine(
     *,
     tokenizer: EngineTokenizer | None = None,
     vocab_rows: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **options: Unpack[EngineOptions],
 ) -> tuple[Engine, HistoryModel]:
     """An engine over a `HistoryModel`, and that model."""
@@ -99,7 +101,7 @@ def history_engine(
         num_weight_bytes=0,
         weights_digest="history",
     )
-    return Engine.assemble("history", loaded, tokenizer, _config(options)), model
+    return Engine.assemble("history", loaded, tokenizer, _config(options), clock), model
 
 
 def script(text: str, *, then: int | None = 258) -> Logits:

@@ -29,6 +29,8 @@ HELP = {
     "they come back",
     "host_directory": "keep those in a file in this directory instead, mapped into memory",
     "max_batch_tokens": "tokens computed in one step",
+    "max_step_seconds": "about how long a step that prefills may take while others decode; inf: as "
+    "long as it takes",
     "max_running": "sequences in one step",
     "jump_forward": "append what a constraint forces without a step for each token",
     "jump_mode": "in which tokens: those that are drawn, or those the tokenizer would choose",

@@ -6,15 +6,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from palmette.runtime.config import SchedulerSection
 from palmette.runtime.scheduler.programs import HeldPages, Programs
 from palmette.runtime.scheduler.queue import OVERDUE_SHARE, make_queue
+from palmette.runtime.scheduler.step_time import StepLoad, StepTime, num_keys_between
 from palmette.runtime.sequence import Handle, Sequence, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as SequenceOf
+
+    from palmette.grammar.guesses import Guess
 
 # So many that find no room are tried in a step.
 _MAX_PASSED = 64
+
+# Prefill goes on by so many tokens a step, and for this share of the time that decoding takes in
+# it, even where the step then takes longer than it should.
+_LEAST_CHUNK = 16
+_LEAST_SHARE = 0.25
 
 
 class Pages(HeldPages, Protocol):
@@ -95,6 +106,9 @@ class Scheduler:
     (see `programs`). Whoever is overdue asks for no such thing: as long as somebody is, the order
     is that of arrival, for requests of programs that have begun as well, and what programs hold is
     given up to whoever is first. A batch of programs that all came together is left alone.
+
+    How long steps take is learned from those that were run. It bounds chunks of prefill while
+    others decode, by `config.max_step_seconds`, and tells which guesses are worth computing.
     """
 
     def __init__(
@@ -108,6 +122,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.programs = Programs(pages, hold_seconds=config.max_think, max_wait=config.max_wait)
         self.knows_programs = config.policy == "program" and pages.prefix_cache
+        self.step_time = StepTime()
         self._num_guessed = 0  # sequences, waiting or running, that may have guesses
         self._pages = pages
         self._clock = clock
@@ -126,7 +141,7 @@ class Scheduler:
         """Running sequences, least left to compute first, so that no long prompt holds up a
         decoding one; then waiting ones in order, unless pages ran short.
         """
-        plan = Plan(self.config.max_batch_tokens)
+        plan = Plan(self._token_budget())
         unplanned = deque(sorted(self.running, key=lambda s: s.num_uncomputed_tokens))
         while unplanned and plan.token_budget:
             sequence = unplanned.popleft()
@@ -139,6 +154,10 @@ class Scheduler:
         if self._num_guessed and self.config.max_guesses:
             self._plan_guesses(plan)
         return plan
+
+    def note_step(self, work: SequenceOf[PlannedWork], seconds: float) -> None:
+        """`work` took so long; its sequences have not gone on yet."""
+        self.step_time.note(_load_of(work), seconds)
 
     def finish(self, sequence: Sequence, *, keep: bool = True, goes_on: bool = False) -> None:
         """The sequence leaves; its pages go back, what it computed stays cached if `keep`, and is
@@ -157,6 +176,25 @@ class Scheduler:
         sequence.move_to(Status.FINISHED)
         self.programs.ended(sequence, handle, self._clock())
 
+    def _token_budget(self) -> int:
+        """So many tokens that those who decode get their next ones in time."""
+        most, target = self.config.max_batch_tokens, self.config.max_step_seconds
+        if target is None or not self.step_time.is_learned:
+            return most
+        others = [sequence for sequence in self.running if not _is_decoding(sequence)]
+        nothing_to_prefill = not others and not len(self.waiting)
+        if nothing_to_prefill or len(others) == len(self.running):
+            return most
+        decoding = filter(_is_decoding, self.running)
+        load = _load_of(PlannedWork(each, each.num_uncomputed_tokens) for each in decoding)
+        seconds = self.step_time.seconds(load)
+        seconds_left = max(target - seconds, _LEAST_SHARE * seconds)
+        first = min(others, key=lambda s: s.num_uncomputed_tokens, default=None)
+        # Of those that wait it is not known yet how much of them is cached.
+        start = 0 if first is None else first.num_computed_tokens
+        chunk = self.step_time.num_tokens_in(seconds_left, start, most)
+        return min(most, load.num_tokens + max(_LEAST_CHUNK, chunk))
+
     def _make_room(self, sequence: Sequence, plan: Plan, unplanned: deque[Sequence]) -> bool:
         """Pages for the sequence's next tokens, at the cost of what programs hold that compute
         nothing, and then of those with most left to compute.
@@ -172,17 +210,36 @@ class Scheduler:
         return True
 
     def _plan_guesses(self, plan: Plan) -> None:
-        """Behind what is computed in any case, in the room that this leaves."""
+        """Behind what is computed in any case, in the room that this leaves, as far as they are
+        worth it.
+        """
         num_left = min(self.config.max_guesses, plan.token_budget)
+        seconds_saved = self._seconds_to_decode_one(plan) if self.step_time.is_learned else None
         for index, item in enumerate(plan.work):
             sequence = item.sequence
             if not sequence.num_guesses or item.num_tokens < sequence.num_uncomputed_tokens:
                 continue
-            sequence.keep_guesses(num_left)
+            num_kept = num_left
+            if seconds_saved is not None:
+                seconds_each = self.step_time.added_seconds(StepLoad(1, item.end + 1, 1))
+                num_kept = num_worth_computing(
+                    sequence.guesses, num_left, seconds_saved, seconds_each
+                )
+            sequence.keep_guesses(num_kept)
             if not self._pages.grow(sequence, item.num_tokens + sequence.num_guesses):
                 sequence.keep_guesses(0)
             plan.work[index] = PlannedWork(sequence, item.num_tokens + sequence.num_guesses)
             num_left -= sequence.num_guesses
+
+    def _seconds_to_decode_one(self, plan: Plan) -> float:
+        """What one token costs a sequence that decodes together with the others of the plan."""
+        lengths = [
+            len(item.sequence.token_ids)
+            for item in plan.work
+            if item.num_tokens == item.sequence.num_uncomputed_tokens
+        ]
+        load = StepLoad(len(lengths), sum(lengths), len(lengths))
+        return self.step_time.seconds(load) / max(1, len(lengths))
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         self._pages.release(sequence)
@@ -289,3 +346,39 @@ def _num_shared_with_leader(sequence: Sequence) -> int:
     """
     assert sequence.leader is not None
     return max(sequence.leader_from, sequence.leader.num_computed_tokens) + 1
+
+
+def num_worth_computing(
+    guesses: SequenceOf[Guess], limit: int, seconds_saved: float, seconds_each: float
+) -> int:
+    """How many of the guesses to compute, `limit` at most: as many as save most time on average.
+
+    A guess takes `seconds_each` now, which a right one takes later otherwise. Where all up to one
+    are right and another token is drawn behind it, a step less is made, of which `seconds_saved`
+    are this sequence's share, its own token included.
+    """
+    num_worth = 0
+    saved = most_saved = 0.0
+    probability = 1.0
+    for num_guesses, guess in enumerate(guesses[:limit], 1):
+        probability *= guess.probability
+        draws_behind = num_guesses == len(guesses) or guesses[num_guesses].is_drawn
+        saved += probability * (seconds_saved if draws_behind else seconds_each) - seconds_each
+        if saved > most_saved:
+            num_worth, most_saved = num_guesses, saved
+    return num_worth
+
+
+def _is_decoding(sequence: Sequence) -> bool:
+    """Whether its output has begun and goes on with this step."""
+    has_begun = len(sequence.token_ids) > sequence.num_prompt_tokens
+    return has_begun and sequence.num_uncomputed_tokens <= _LEAST_CHUNK
+
+
+def _load_of(work: Iterable[PlannedWork]) -> StepLoad:
+    num_tokens = num_keys = num_logits = 0
+    for item in work:
+        num_tokens += item.num_tokens
+        num_keys += num_keys_between(item.start, item.end)
+        num_logits += len(item.sequence.logit_positions(item.start, item.end))
+    return StepLoad(num_tokens, num_keys, num_logits)

@@ -101,10 +101,10 @@ class Worker:
 
     @torch.inference_mode()
     def draw(
-        self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
+        self, sequences: SequenceOf[GenerationSequence], rows: SequenceOf[torch.Tensor]
     ) -> list[SampledToken | PalmetteError]:
-        """The next token of each from a row of logits [S, vocab_rows]."""
-        return self._drawn(sequences, logits)
+        """The next token of each from a row of logits [vocab_rows]."""
+        return self._drawn(sequences, _together(rows))
 
     def _drawn(
         self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
@@ -167,7 +167,7 @@ class Worker:
             assert isinstance(sequence, GenerationSequence)
             sequences.append(sequence)
         if len(drawing) != len(logits):
-            logits = logits[torch.tensor([row for _, row in drawing], device=logits.device)]
+            logits = _together([logits[row] for _, row in drawing])
         for (index, _), token in zip(drawing, self._drawn(sequences, logits), strict=True):
             outcomes[index].take(token)
 
@@ -206,7 +206,18 @@ class Worker:
             assert isinstance(sequence, ScoringSequence)
             targets.append(sequence.targets[position])
         if len(scoring) != len(logits):
-            logits = logits[torch.tensor([row for _, row, _ in scoring], device=logits.device)]
+            logits = _together([logits[row] for _, row, _ in scoring])
         found = self.sampler.logprobs_of(logits, targets)
         for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
             outcomes[index].scores[position] = dict(zip(ids, values, strict=True))
+
+
+def _together(rows: SequenceOf[torch.Tensor]) -> torch.Tensor:
+    """A copy of the rows [V] as one tensor [R, V].
+
+    On a CPU made by this thread alone: on a shared processor, torch's others are waited for longer
+    than all of it takes.
+    """
+    if rows[0].is_cpu:
+        return torch.from_numpy(np.stack([row.numpy() for row in rows]))
+    return torch.stack(list(rows))

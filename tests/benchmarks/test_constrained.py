@@ -9,7 +9,7 @@ from palmette.runtime.tokenization.byte import ByteTokenizer
 
 def test_guesses_save_passes_and_change_no_ids() -> None:
     ways, is_same = constrained.measure(
-        tiny_model(), ByteTokenizer(), rounds=1, at_once=4, temperature=0.0
+        tiny_model(), ByteTokenizer(), rounds=1, at_once=4, temperature=0.0, clock=lambda: 0.0
     )
     assert is_same
     neither, token, guessed, *_ = ways

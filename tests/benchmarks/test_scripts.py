@@ -188,8 +188,9 @@ def test_cold_requests_starve_under_pure_longest_prefix_first_and_not_under_a_bo
         config = EngineConfig.of(options)
         return Engine.assemble("tiny", tiny_model(), ByteTokenizer(), config, clock)
 
+    bounds = (starvation.StepBounds(32, None), starvation.StepBounds(256, 0.01))
     starvation.measure(
-        make_engine, traffic, setting, figures, QUIET, step_sizes=(32, 256), clock=clock
+        make_engine, traffic, setting, figures, QUIET, step_bounds=bounds, clock=clock
     )
     by_name = {outcome.order: outcome for outcome in figures.outcomes}
     assert [len(outcome.cold) for outcome in figures.outcomes] == [3, 3, 3]
@@ -199,7 +200,7 @@ def test_cold_requests_starve_under_pure_longest_prefix_first_and_not_under_a_bo
     assert by_name["pure lpm"].num_steps_too_late(setting.max_wait) > 0
     assert figures.num_compared > 10
     assert all(0.5 < o.hit_rate(figures.num_compared, hot_only=True) < 1 for o in by_name.values())
-    assert [stall.max_batch_tokens for stall in figures.stalls] == [32, 256]
+    assert tuple(stall.bounds for stall in figures.stalls) == bounds
     assert not any(math.isnan(stall.largest_gap_during) for stall in figures.stalls)
     assert all(len(outcome.gaps) > 10 for outcome in figures.outcomes)
     shown = "\n".join(starvation.lines(figures, setting))

@@ -112,6 +112,7 @@ def test_the_help_of_an_option_tells_its_default_as_it_would_be_written() -> Non
     for option, default in (
         ("--page-size N", "16"),
         ("--max-think SECONDS", "1.0"),
+        ("--max-step-seconds SECONDS", "0.2"),
         ("--host-memory SIZE", "off"),
         ("--jump-forward, --no-jump-forward", "on"),
     ):
@@ -132,6 +133,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         ["--host-memory", "2GiB", "--host-directory", "/somewhere"],
         ["--max-running", "3", "--no-jump-forward", "--policy", "lpm", "--max-wait", "2.5"],
         ["--max-think", "0.5", "--jump-mode", "canonical", "--max-guesses", "5"],
+        ["--max-step-seconds", "0.05"],
     ]
     assert main(["serve", "m", *sum(given, [])]) == 0  # noqa: RUF017
     expected = {
@@ -148,6 +150,7 @@ def test_engine_options_reach_the_engine_as_given(monkeypatch: pytest.MonkeyPatc
         "host_memory": 2 << 30,
         "host_directory": "/somewhere",
         "max_batch_tokens": 33,
+        "max_step_seconds": 0.05,
         "max_running": 3,
         "jump_forward": False,
         "jump_mode": "canonical",

@@ -41,6 +41,14 @@ def test_a_switch_is_true_or_false(name: str, value: Any) -> None:
         config_of(**{name: value})
 
 
+@pytest.mark.parametrize("value", [float("nan"), -0.5, "30", True])
+def test_a_step_takes_seconds_or_what_it_takes(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^max_step_seconds must be a number"):
+        config_of(max_step_seconds=value)
+    for bound in (None, 0, 0.1, float("inf")):
+        assert config_of(max_step_seconds=bound).scheduler.max_step_seconds == bound
+
+
 @pytest.mark.parametrize("value", [float("nan"), -0.5, "30", None, True])
 def test_a_bound_on_waiting_is_a_number_that_time_can_reach(value: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^max_wait must be a number"):

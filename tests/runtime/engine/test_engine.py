@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,8 +33,13 @@ from palmette.protocol import (
     TokenEvent,
 )
 from palmette.radix_cache.invariants import check
+from palmette.runtime.config import EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine, ScoreEvent
-from palmette.runtime.testing import history_engine, script, tiny_engine
+from palmette.runtime.forward_batch import ForwardBatch
+from palmette.runtime.kv.pool import KVPool
+from palmette.runtime.models.model import Model
+from palmette.runtime.testing import history_engine, script, tiny_engine, tiny_model
+from palmette.runtime.tokenization.byte import ByteTokenizer
 
 
 def ids(text: str) -> tuple[int, ...]:
@@ -612,6 +620,56 @@ def test_the_same_ids_whatever_the_batch_chunks_cache_and_preemption(
     if num_pages == "tight":
         assert engine.stats().preemptions > 0
     assert outputs_of(engine, requests, together=True) == expected
+    assert_idle(engine)
+
+
+class Timed:
+    """A model whose forward passes take 1 ms, and 1 ms for each token, by a clock of its own."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.now = 0.0
+        self.batch_sizes: list[int] = []
+        self.sizes_beside: list[int] = []  # of batches in which some sequence computes one token
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        self.batch_sizes.append(batch.num_tokens)
+        if 1 in [end - start for start, end in itertools.pairwise(batch.query_starts)]:
+            self.sizes_beside.append(batch.num_tokens)
+        self.now += 1e-3 * (1 + batch.num_tokens)
+        return self._model.forward(batch, kv)
+
+
+@pytest.mark.parametrize("max_step_seconds", [None, 0.0, 0.02, 0.04])
+def test_chunks_that_fit_a_time_change_no_ids(
+    max_step_seconds: float | None, expected_ids: list[list[int]]
+) -> None:
+    loaded = tiny_model()
+    timed = Timed(loaded.model)
+    options = EngineOptions(max_batch_tokens=256, max_running=8, max_step_seconds=max_step_seconds)
+    engine = Engine.assemble(
+        "tiny",
+        replace(loaded, model=timed),
+        ByteTokenizer(),
+        EngineConfig.of({"num_pages": 256, "prefix_cache": False, **options}),
+        clock=lambda: timed.now,
+    )
+    requests = [
+        replace(each, sampling=replace(each.sampling, max_tokens=4 + 5 * (index % 5)))
+        for index, each in enumerate(mixed_requests(18))
+    ]
+    outputs = outputs_of(engine, requests, together=True)
+    assert outputs == [
+        expected[: request.sampling.max_tokens]
+        for expected, request in zip(expected_ids, requests, strict=True)
+    ]
+    # Eight prompts at once to begin with, and later newcomers beside those that decode.
+    assert max(timed.batch_sizes[:3]) > 100
+    longest = 1e-3 * (1 + max(timed.sizes_beside[10:]))
+    if max_step_seconds is None:
+        assert longest > 0.06
+    else:
+        assert longest <= max(1e-3 * (1 + 8 + 16), 1.1 * max_step_seconds)
     assert_idle(engine)
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typing_extensions import Unpack
 
 from palmette.errors import InvalidRequest
+from palmette.grammar.guesses import Guess
 from palmette.protocol import Constraint, Outlook, Request, SamplingParams, ScoreRequest
+from palmette.radix_cache import Namespace
 from palmette.runtime import following
 from palmette.runtime.config import EngineOptions
 from palmette.runtime.engine import Engine, ScoreEvent
 from palmette.runtime.following import Found
+from palmette.runtime.scheduler.scheduler import num_worth_computing
+from palmette.runtime.scheduler.step_time import StepLoad
 from palmette.runtime.sequence import GenerationSequence, Sequence
 from palmette.runtime.testing import history_engine
 from tests.runtime.engine.test_engine import Outcome, check_ledger, run
@@ -60,10 +67,10 @@ def test_ids_do_not_depend_on_guesses(kind: str, mode: str) -> None:
                 assert outcomes == wanted
             assert outcomes == told(run(plain, *requests))
         stats, unguessed = engine.stats(), plain.stats()
-        assert unguessed.guessed_tokens == 0
+        assert unguessed.guessed_tokens == unguessed.accepted_tokens == 0
         # Drawn letters that become other tokens teach nothing.
         if mode == "token" or options.get("jump_forward", True):
-            assert stats.guessed_tokens > 0
+            assert 0 < stats.accepted_tokens < stats.guessed_tokens
             assert stats.saved_passes > unguessed.saved_passes
         assert stats.forced_tokens == unguessed.forced_tokens
         if not stats.preemptions and not unguessed.preemptions:
@@ -125,22 +132,26 @@ def test_logprobs_are_those_without_guesses() -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-@dataclass(slots=True, eq=False)
 class Guesser(Sequence):
-    """A sequence with so many guesses behind its tokens."""
-
-    left: int = 8
+    """A sequence that may have guesses."""
 
     @property
     def is_guessed(self) -> bool:
         return True
 
-    @property
-    def num_guesses(self) -> int:
-        return self.left
 
-    def keep_guesses(self, limit: int) -> None:
-        self.left = min(self.left, limit)
+def guesser(world: World, name: str, token_ids: list[int], num_outputs: int = 9) -> Guesser:
+    one = Guesser(
+        request_id=name,
+        namespace=Namespace(),
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        submitted_at=0.0,
+        max_length=32,
+    )
+    world.num_left[name] = num_outputs
+    world.scheduler.add(one)
+    return one
 
 
 @pytest.mark.parametrize(
@@ -154,25 +165,79 @@ def test_guesses_take_only_the_room_that_others_leave(
         num_pages=num_pages, max_batch_tokens=max_batch_tokens, page_size=4, prefix_cache=False
     )
     other = world.submit("other", [1, 2, 3, 4], 9)
-    one = Guesser(
-        request_id="one",
-        namespace=other.namespace,
-        token_ids=[5, 6, 7, 8],
-        num_prompt_tokens=4,
-        submitted_at=0.0,
-        max_length=32,
-        left=0,
-    )
-    world.num_left["one"] = 9
-    world.scheduler.add(one)
+    one = guesser(world, "one", [5, 6, 7, 8])
     world.step()
     other.token_ids += range(20, 32)  # forced: 13 tokens to compute, in 5 pages with the others
-    one.left = 8  # behind 5 tokens in 2 pages
+    one.guesses = (Guess(9, True),) * 8  # behind 5 tokens in 2 pages
     plan = world.scheduler.next_plan()
     assert not plan.preempted
     planned = {item.sequence: item.num_tokens for item in plan.work}
     assert planned == {one: 1 + num_guesses, other: min(13, max_batch_tokens - 1)}
-    assert one.left == num_guesses
+    assert one.num_guesses == num_guesses
+
+
+def seconds_of(load: StepLoad) -> float:
+    """What steps of a small model take on two cores."""
+    return 2e-3 + 0.24e-3 * load.num_tokens + 0.24e-3 * load.num_logits
+
+
+def guesses_made(num_sequences: int, probability: float, *, is_learned: bool = True) -> list[int]:
+    """Of eight that each sequence has, so many are planned."""
+    world = World(num_pages=256, max_batch_tokens=512)
+    guessers = [
+        guesser(world, str(i), [100 * i + n for n in range(4)]) for i in range(num_sequences)
+    ]
+    world.step()
+    if is_learned:
+        for count in range(1, 40):
+            load = StepLoad(1 + 7 * count % 30, 100 * count, 1 + count % 16)
+            world.scheduler.step_time.note(load, seconds_of(load))
+    for one in guessers:
+        one.guesses = (Guess(9, True, probability),) * 8
+    plan = world.scheduler.next_plan()
+    assert [item.num_tokens for item in plan.work] == [1 + one.num_guesses for one in guessers]
+    return [one.num_guesses for one in guessers]
+
+
+def test_guesses_are_made_where_they_save_more_than_they_cost() -> None:
+    assert guesses_made(1, 0.95) == [8]
+    assert guesses_made(1, 0.1) == [0]
+    assert guesses_made(16, 0.5) == [0] * 16
+    alone, together = guesses_made(1, 0.8)[0], guesses_made(8, 0.8)[0]
+    assert alone > together
+
+
+def test_before_anything_is_learned_all_guesses_are_made() -> None:
+    assert guesses_made(8, 0.1, is_learned=False) == [8] * 8
+
+
+@given(
+    guesses=st.lists(
+        st.builds(Guess, st.just(9), st.booleans(), st.sampled_from([0.1, 0.5, 0.9, 1.0])),
+        max_size=8,
+    ),
+    limit=st.integers(0, 8),
+    seconds_each=st.sampled_from([0.0, 0.2, 1.0]),
+)
+@settings(deadline=None)
+def test_as_many_are_computed_as_save_most_on_average(
+    guesses: list[Guess], limit: int, seconds_each: float
+) -> None:
+    def saved(num_guesses: int) -> float:
+        """By what may come: the first ones are right, and then one is not."""
+        total = -num_guesses * seconds_each
+        for num_right in range(1, num_guesses + 1):
+            probability = math.prod(guess.probability for guess in guesses[:num_right])
+            if num_right < num_guesses:
+                probability *= 1 - guesses[num_right].probability
+            behind = [guess.is_drawn for guess in [*guesses, Guess(9, True)][1 : num_right + 1]]
+            total += probability * sum(1.0 if is_drawn else seconds_each for is_drawn in behind)
+        return total
+
+    num_worth = num_worth_computing(guesses, limit, 1.0, seconds_each)
+    assert 0 <= num_worth <= min(limit, len(guesses))
+    most = max(saved(count) for count in range(min(limit, len(guesses)) + 1))
+    assert saved(num_worth) == pytest.approx(most, abs=1e-9)
 
 
 def test_nothing_is_planned_for_guesses_where_no_text_is_guessed() -> None:
@@ -257,6 +322,7 @@ class Workload:
             "max_batch_tokens": rng.choice([1, 3, 7, 16, 64, 512]),
             "max_running": rng.choice([1, 3, 6, 64]),
             "max_guesses": rng.choice([1, 3, 8, 64]),
+            "max_step_seconds": rng.choice([None, 0.0, 0.01, 0.1]),
             "prefix_cache": rng.random() < 0.85,
             "jump_forward": rng.random() < 0.8,
             "jump_mode": rng.choice(["token", "canonical"]),
@@ -378,6 +444,18 @@ class Randomly:
         return self._take() if self._rng.random() < 0.4 else []
 
 
+class Erratic:
+    """A clock by which no two steps take the same time."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._rng = random.Random(2)
+
+    def __call__(self) -> float:
+        self._now += self._rng.random() ** 4 / 10
+        return self._now
+
+
 def compare(seed: int, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Carry out a workload with guesses and without; the engine that guessed."""
     work = Workload(seed)
@@ -387,7 +465,10 @@ def compare(seed: int, monkeypatch: pytest.MonkeyPatch) -> Engine:
         model = ReadingModel(work.depth, words.vocab_size)
         rows = words.vocab_size + 3
         options: EngineOptions = {**work.options, **changes}
-        return history_engine(model, tokenizer=words, vocab_rows=rows, **options)[0], model
+        engine, _ = history_engine(
+            model, tokenizer=words, vocab_rows=rows, clock=Erratic(), **options
+        )
+        return engine, model
 
     outcomes = []
     made_engines = made(), made(max_guesses=0)

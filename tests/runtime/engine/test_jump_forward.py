@@ -64,7 +64,9 @@ def tokenizer(kind: str) -> LoadedTokenizer:
 def engine_of(kind: str, **options: object) -> Engine:
     words = tokenizer(kind)
     config = EngineConfig.of({"num_pages": 256, "page_size": 4, **options})  # type: ignore[typeddict-item]
-    return Engine.assemble("tiny", tiny_model(vocab_rows=words.vocab_size + 3), words, config)
+    model = tiny_model(vocab_rows=words.vocab_size + 3)
+    # A clock that stands still: what is guessed depends on no time.
+    return Engine.assemble("tiny", model, words, config, clock=lambda: 0.0)
 
 
 KINDS = ("byte-level", "byte level, other merges", "sentencepiece")

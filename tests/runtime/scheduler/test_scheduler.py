@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import pytest
@@ -33,6 +34,8 @@ class World:
         policy: PolicyName = "program",
         max_wait: float = 1000.0,
         num_slots: int = 0,
+        max_step_seconds: float | None = None,
+        step_seconds: Callable[[Plan], float] = lambda plan: 0.0,
     ) -> None:
         self.now = 0.0
         tier = Tier(num_slots, self.store) if num_slots else None
@@ -43,7 +46,9 @@ class World:
             max_running=max_running,
             policy=policy,
             max_wait=max_wait,
+            max_step_seconds=max_step_seconds,
         )
+        self.step_seconds = step_seconds
         self.scheduler = Scheduler(config, self.kv, clock=lambda: self.now)
         self.num_left: dict[str, int] = {}
         self.computed = Counter[str]()
@@ -89,6 +94,7 @@ class World:
                 page = sequence.page_ids[position // self.page_size]
                 held = self.content[page, position % self.page_size]
                 assert held == tuple(sequence.token_ids[: position + 1]), "reads another's tokens"
+        self.scheduler.note_step(plan.work, self.step_seconds(plan))
         for item in plan.work:
             sequence = item.sequence
             sequence.note_computed(item.num_tokens)
@@ -258,6 +264,7 @@ def test_a_status_that_cannot_follow_is_refused() -> None:
     prefix_cache=st.booleans(),
     policy=st.sampled_from(["program", "lpm", "fcfs"]),
     num_slots=st.integers(0, 20),
+    max_step_seconds=st.sampled_from([None, 0.0, 0.5, 2.0]),
 )
 def test_any_workload_ends_with_every_page_in_one_place(
     seed: int,
@@ -268,6 +275,7 @@ def test_any_workload_ends_with_every_page_in_one_place(
     prefix_cache: bool,
     policy: PolicyName,
     num_slots: int,
+    max_step_seconds: float | None,
 ) -> None:
     """`World.step` checks that every slot read holds its own prefix, and the page ledger."""
     rng = random.Random(seed)
@@ -280,6 +288,8 @@ def test_any_workload_ends_with_every_page_in_one_place(
         policy=policy,
         max_wait=3.0,
         num_slots=num_slots,
+        max_step_seconds=max_step_seconds,
+        step_seconds=lambda plan: rng.random() * 0.1 * sum(item.num_tokens for item in plan.work),
     )
     live: list[Sequence] = []
     longest = min(num_pages * page_size - 1, 30)
