@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -176,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file as well")
     args = parser.parse_args(argv)
     path = resolve_model(args.model)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     if extension() is None:
         parser.error("the extension in C++ was not built: there is nothing to compare")
     names: list[str] = extension().available()

@@ -13,6 +13,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None, loads: Sequence[Load] = LOADS) -> No
             loaded = load_model(path, dtype, kernels=kernels)
             ways[f"{dtype}, {loaded.kernels}"] = loaded
     pools = {name: pool_of(loaded, loads) for name, loaded in ways.items()}
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(
         f"{args.model}, {platform.machine()}, {torch.get_num_threads()} threads; weights: "
         + ", ".join(f"{name} {each.num_weight_bytes / 1e6:.0f} MB" for name, each in ways.items())

@@ -331,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "by_waiting": by_waiting(args.model),
         "with_less": with_less(args.model, args.rounds, args.seconds),
     }
-    report(figures, Console())
+    report(figures, Console(width=None if sys.stdout.isatty() else 140))
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
