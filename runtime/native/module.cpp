@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "drawing.hpp"
@@ -158,9 +159,9 @@ void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_l
         at<float>(logits));
 }
 
-// A token for each row, and its peak. A row is (mask or None, suppressed ids, temperature, top_p,
+// The tokens of rows, and their peaks. A row is (mask or None, suppressed ids, temperature, top_p,
 // min_p, top_k, uniform).
-py::list draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told) {
+py::tuple draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told) {
     const std::size_t count = told.size();
     std::vector<Row> rows(count);
     std::vector<Drawn> drawn(count);
@@ -193,9 +194,45 @@ py::list draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list&
         const py::gil_scoped_release release;
         self.draw(rows.data(), static_cast<int64_t>(count), drawn.data());
     }
-    py::list answers;
-    for (const Drawn& each : drawn) answers.append(py::make_tuple(each.token_id, each.peak));
-    return answers;
+    py::list token_ids(count), peaks(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        token_ids[i] = drawn[i].token_id;
+        peaks[i] = drawn[i].peak;
+    }
+    return py::make_tuple(token_ids, peaks);
+}
+
+// For each row the log-probabilities of its targets, and the id and log-probability of each of its
+// `num_top` likeliest tokens; None for a row that is no distribution.
+py::list describe(Drawer& self, std::uintptr_t logits, int64_t step,
+                  std::vector<std::vector<int64_t>> targets, const std::vector<int64_t>& num_top,
+                  double floor) {
+    const std::size_t count = targets.size();
+    if (num_top.size() != count) throw std::invalid_argument("rows that do not say how many");
+    std::vector<Question> rows(count);
+    std::vector<Answer> answers(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        for (const int64_t token : targets[i]) {
+            if (token < 0 || token >= self.vocab_size()) {
+                throw py::index_error("a token that is not in the vocabulary");
+            }
+        }
+        rows[i] = {at<const float>(logits) + static_cast<int64_t>(i) * step, std::move(targets[i]),
+                   std::min(num_top[i], self.vocab_size())};
+    }
+    {
+        const py::gil_scoped_release release;
+        self.describe(rows.data(), static_cast<int64_t>(count), floor, answers.data());
+    }
+    py::list found;
+    for (const Answer& each : answers) {
+        if (each.is_distribution) {
+            found.append(py::make_tuple(each.logprobs, each.top));
+        } else {
+            found.append(py::none());
+        }
+    }
+    return found;
 }
 
 }  // namespace
@@ -228,7 +265,8 @@ PYBIND11_MODULE(_native, m) {
         .def(py::init([](const std::string& kernels, int num_threads, int64_t vocab_size) {
             return std::make_unique<Drawer>(kernels_named(kernels), num_threads, vocab_size);
         }))
-        .def("draw", &draw);
+        .def("draw", &draw)
+        .def("describe", &describe);
     py::class_<Linear>(m, "Linear").def(py::init(&linear_of));
     py::class_<Llama>(m, "Llama")
         .def(py::init(&make_llama))

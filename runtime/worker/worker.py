@@ -63,7 +63,6 @@ class Worker:
         self.sampler = sampler
         self._page_size = page_size
 
-    @torch.inference_mode()
     def run(self, work: SequenceOf[PlannedWork], moves: SequenceOf[Move]) -> list[Outcome]:
         """One outcome for each of `work`, in its order. Constrained sequences have their masks."""
         for move in moves:
@@ -99,17 +98,11 @@ class Worker:
             outcomes[index].rows_ahead[position] = logits[row]
         return outcomes
 
-    @torch.inference_mode()
     def draw(
         self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
-    ) -> list[SampledToken | PalmetteError]:
+    ) -> SequenceOf[SampledToken | PalmetteError]:
         """The next token of each from a row of logits [S, vocab_rows]."""
-        return self._drawn(sequences, logits)
-
-    def _drawn(
-        self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
-    ) -> list[SampledToken | PalmetteError]:
-        return [*self.sampler.sample(logits, list(map(self._sampling_row, sequences)))]
+        return self.sampler.sample(logits, [self._sampling_row(each) for each in sequences])
 
     def _carry_out(self, move: Move) -> None:
         if isinstance(move, PageCopy):
@@ -166,9 +159,9 @@ class Worker:
             sequence = work[index].sequence
             assert isinstance(sequence, GenerationSequence)
             sequences.append(sequence)
-        if len(drawing) != len(logits):
+        if len(drawing) != logits.shape[0]:
             logits = logits[torch.tensor([row for _, row in drawing], device=logits.device)]
-        for (index, _), token in zip(drawing, self._drawn(sequences, logits), strict=True):
+        for (index, _), token in zip(drawing, self.draw(sequences, logits), strict=True):
             outcomes[index].take(token)
 
     def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:
@@ -205,7 +198,7 @@ class Worker:
             sequence = work[index].sequence
             assert isinstance(sequence, ScoringSequence)
             targets.append(sequence.targets[position])
-        if len(scoring) != len(logits):
+        if len(scoring) != logits.shape[0]:
             logits = logits[torch.tensor([row for _, row, _ in scoring], device=logits.device)]
         found = self.sampler.logprobs_of(logits, targets)
         for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
