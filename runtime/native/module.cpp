@@ -121,35 +121,38 @@ std::unique_ptr<Llama> make_llama(const std::string& kernels, bool is_exact, int
     return std::make_unique<Llama>(shape, kernels_named(kernels), is_exact, num_threads);
 }
 
-// `sequences` is, one after the other: where the rows of each begin [S + 1], the lengths of their
-// contexts [S], where the pages of each begin [S + 1], and these pages.
+// `numbers` are, one after the other: the ids of the tokens, their positions and their slots [T each],
+// the rows whose logits are wanted [R], where the rows of each sequence begin [S + 1], the lengths of
+// their contexts [S], where the pages of each begin [S + 1], and these pages.
 void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_logits,
-             int64_t num_positions, std::uintptr_t token_ids, std::uintptr_t positions,
-             std::uintptr_t slots, std::uintptr_t logit_rows,
-             const py::array_t<int64_t, py::array::c_style>& sequences, std::uintptr_t cosines,
-             std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages, int64_t page_size,
-             int64_t layer_step, int64_t head_step, int64_t page_step, bool is_bf16,
-             std::uintptr_t logits) {
-    const int64_t* const query_starts = sequences.data();
-    const int64_t num_before = 3 * num_sequences + 2;
-    if (num_sequences < 0 || sequences.size() < num_before ||
-        sequences.size() < num_before + query_starts[num_before - 1]) {
-        throw std::invalid_argument("a batch with fewer numbers than its sequences have");
+             const py::array_t<int64_t, py::array::c_style>& numbers, int64_t num_positions,
+             std::uintptr_t cosines, std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages,
+             int64_t page_size, int64_t layer_step, int64_t head_step, int64_t page_step,
+             bool is_bf16, std::uintptr_t logits) {
+    const int64_t num_before = 3 * num_rows + num_logits + 3 * num_sequences + 2;
+    if (num_rows < 0 || num_sequences < 0 || num_logits < 0 || numbers.size() < num_before ||
+        numbers.size() != num_before + numbers.data()[num_before - 1]) {
+        throw std::invalid_argument("a batch with another number of numbers than it has to have");
     }
+    const int64_t* const token_ids = numbers.data();
+    const int64_t* const positions = token_ids + num_rows;
+    const int64_t* const slots = positions + num_rows;
+    const int64_t* const logit_rows = slots + num_rows;
+    const int64_t* const query_starts = logit_rows + num_logits;
     const int64_t* const lengths = query_starts + num_sequences + 1;
     const int64_t* const first_pages = lengths + num_sequences;
     const Batch step{num_rows,
                      num_sequences,
                      num_logits,
                      num_positions,
-                     at<const int64_t>(token_ids),
-                     at<const int64_t>(positions),
-                     at<const int64_t>(slots),
+                     token_ids,
+                     positions,
+                     slots,
                      query_starts,
                      lengths,
                      first_pages + num_sequences + 1,
                      first_pages,
-                     at<const int64_t>(logit_rows),
+                     logit_rows,
                      at<const float>(cosines),
                      at<const float>(sines)};
     const py::gil_scoped_release release;

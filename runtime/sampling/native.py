@@ -39,7 +39,7 @@ class NativeSampling:
         """A token for each row of `logits` [R, V], masks and suppressed tokens heeded, and the
         row's largest logit that is allowed; none is drawn if that is not finite.
         """
-        drawn: tuple[list[int], list[float]] = self._own_drawer().draw(
+        drawn: tuple[list[int], list[float]] = self._drawer_for(rows).draw(
             logits.data_ptr(), logits.stride(0), [_told(row) for row in rows]
         )
         return drawn
@@ -48,17 +48,18 @@ class NativeSampling:
         self, logits: torch.Tensor, targets: Sequence[Sequence[int]], num_top: Sequence[int]
     ) -> list[Described | None]:
         """As `logprobs.describe`, of the same row always the same bits."""
-        described: list[Described | None] = self._own_drawer().describe(
+        described: list[Described | None] = self._drawer_for(targets).describe(
             logits.data_ptr(), logits.stride(0), targets, num_top, LOGPROB_FLOOR
         )
         return described
 
-    def _own_drawer(self) -> Any:
-        """With as many threads as torch has."""
-        num_threads = torch.get_num_threads()
-        if num_threads != self._num_threads:
-            self._drawer = extension().Drawer(self._kernels, num_threads, self._vocab_size)
-            self._num_threads = num_threads
+    def _drawer_for(self, rows: Sequence[Any]) -> Any:
+        """With as many threads as torch has; a single row is worked on by the caller."""
+        if len(rows) > 1 or self._drawer is None:
+            num_threads = torch.get_num_threads()
+            if num_threads != self._num_threads:
+                self._drawer = extension().Drawer(self._kernels, num_threads, self._vocab_size)
+                self._num_threads = num_threads
         return self._drawer
 
 

@@ -59,14 +59,12 @@ class Sampler:
         real = self._real(logits, len(rows))
         if not rows:
             return []
-        results: list[SampledToken | EngineError] = []
         faults = [self._fault(row) for row in rows]
-        if any(faults):
-            sound = [index for index, fault in enumerate(faults) if fault is None]
-            sampled = iter(self._sample(real[sound], [rows[index] for index in sound]))
-            results += [next(sampled) if fault is None else EngineError(fault) for fault in faults]
-            return results
-        return self._sample(real, rows)
+        if not any(faults):
+            return self._sample(real, rows)
+        sound = [index for index, fault in enumerate(faults) if fault is None]
+        sampled = iter(self._sample(real[sound], [rows[index] for index in sound]))
+        return [next(sampled) if fault is None else EngineError(fault) for fault in faults]
 
     def logprobs_of(
         self, logits: torch.Tensor, targets: Sequence[Sequence[int]]

@@ -6,7 +6,6 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from palmette.errors import PalmetteError
@@ -77,17 +76,18 @@ class Worker:
         guessing: list[tuple[int, int, int]] = []  # the same
         first_row = 0
         for index, item in enumerate(work):
-            for position in item.sequence.logit_positions(item.start, item.end):
-                if isinstance(item.sequence, ScoringSequence):
+            sequence, start = item.sequence, item.start
+            for position in sequence.logit_positions(start, start + item.num_tokens):
+                if isinstance(sequence, ScoringSequence):
                     scoring.append((index, len(rows), position))
-                elif isinstance(item.sequence, GenerationSequence):
-                    if position >= len(item.sequence.token_ids):
+                elif isinstance(sequence, GenerationSequence):
+                    if position >= len(sequence.token_ids):
                         guessing.append((index, len(rows), position))
-                    elif item.sequence.draws_after(position):
+                    elif sequence.draws_after(position):
                         drawing.append((index, len(rows)))
-                    if item.sequence.keeps_rows:
+                    if sequence.keeps_rows:
                         keeping.append((index, len(rows), position))
-                rows.append(first_row + position - item.start)
+                rows.append(first_row + position - start)
             first_row += item.num_tokens
         logits = self.model.forward(self._batch(work, rows), self.kv)  # [R, vocab_rows]
         self._draw(work, drawing, logits, outcomes)
@@ -112,16 +112,17 @@ class Worker:
             self.host.restore(move.slot, move.page)
 
     def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
-        # Lists, since most steps have a row or a few of each sequence.
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         query_starts = [0]
+        context_lengths = []
         size = self._page_size
         for item in work:
             start, end, page_ids = item.start, item.end, item.sequence.page_ids
             token_ids += item.sequence.ids_between(start, end)
             positions += range(start, end)
+            context_lengths.append(end)
             while start < end:
                 page, within = divmod(start, size)
                 count = min(size - within, end - start)
@@ -129,19 +130,14 @@ class Worker:
                 slots += range(slot, slot + count)
                 start += count
             query_starts.append(len(positions))
-        device = self.kv.device
-
-        def numbers(values: list[int]) -> torch.Tensor:
-            return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)
-
         return ForwardBatch(
-            token_ids=numbers(token_ids),
-            positions=numbers(positions),
-            slots=numbers(slots),
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
             query_starts=query_starts,
-            context_lengths=[item.end for item in work],
+            context_lengths=context_lengths,
             page_tables=[item.sequence.page_ids for item in work],
-            logit_rows=numbers(rows),
+            logit_rows=rows,
         )
 
     def _draw(
@@ -164,24 +160,17 @@ class Worker:
         for (index, _), token in zip(drawing, self.draw(sequences, logits), strict=True):
             outcomes[index].take(token)
 
-    def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:
-        mask, sequence.mask = sequence.mask, None
-        suppressed = sequence.suppressed_token_ids
-        if sequence.num_output_tokens < sequence.request.sampling.min_tokens:
-            suppressed = tuple(sequence.stop_token_ids.union(suppressed))
-        params = sequence.request.sampling
-        if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
-            params = replace(params, logprobs=None)
-        return SamplingRow(
-            params=params,
-            seed=sequence.seed,
-            path=sequence.request.path,
-            position=sequence.draw_position,
-            prompt_counts=sequence.prompt_counts,
-            output_counts=sequence.output_counts,
-            mask=mask,
-            suppressed=suppressed,
-        )
+    @staticmethod
+    def _sampling_row(sequence: GenerationSequence) -> SamplingRow:
+        row = sequence.row
+        if row is None:
+            row = sequence.row = _new_row(sequence)
+        row.position = sequence.draw_position
+        row.mask, sequence.mask = sequence.mask, None
+        row.suppressed = sequence.suppressed_token_ids
+        if sequence.num_output_tokens < row.params.min_tokens:
+            row.suppressed = tuple(sequence.stop_token_ids.union(row.suppressed))
+        return row
 
     def _score(
         self,
@@ -203,3 +192,17 @@ class Worker:
         found = self.sampler.logprobs_of(logits, targets)
         for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
             outcomes[index].scores[position] = dict(zip(ids, values, strict=True))
+
+
+def _new_row(sequence: GenerationSequence) -> SamplingRow:
+    params = sequence.request.sampling
+    if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
+        params = replace(params, logprobs=None)
+    return SamplingRow(
+        params=params,
+        seed=sequence.seed,
+        path=sequence.request.path,
+        position=sequence.draw_position,
+        prompt_counts=sequence.prompt_counts,
+        output_counts=sequence.output_counts,
+    )
