@@ -29,6 +29,7 @@ inline bool is_before(const Candidate& a, const Candidate& b) {
 
 // What a thread works with, kept from row to row.
 struct Scratch {
+    std::vector<const float*> places;
     std::vector<float> logits, peaks, near;
     std::vector<int64_t> weights, sums;
     std::vector<Candidate> candidates, order;
@@ -46,6 +47,8 @@ template <class Number> Number* room(std::vector<Number>& vector, int64_t count)
     return vector.data();
 }
 
+constexpr int64_t num_blocks(int64_t n) { return (n + kBlock - 1) / kBlock; }
+
 // Calls work(block, first, count) for each block of n numbers, in their order.
 template <class Work> void each_block(int64_t n, const Work& work) {
     for (int64_t block = 0, first = 0; first < n; ++block, first += kBlock) {
@@ -62,15 +65,20 @@ int64_t target_of(int64_t total, double uniform) {
 // The k first of n tokens in order, as a heap with the last of them at its front.
 void first_in_order(const Peaks& peaks, int64_t n, int64_t k, std::vector<Candidate>& heap) {
     heap.clear();
-    for (int64_t i = 0; i < k; ++i) heap.push_back({peaks.logits[i], static_cast<int32_t>(i), 0});
-    std::make_heap(heap.begin(), heap.end(), is_before);
-    float least = heap.front().logit;
+    float least = -kInfinity;
     each_block(n, [&](int64_t block, int64_t first, int64_t count) {
+        const float* const logits = peaks.places[block];
+        int64_t i = 0;
+        for (; i < count && static_cast<int64_t>(heap.size()) < k; ++i) {
+            heap.push_back({logits[i], static_cast<int32_t>(first + i), 0});
+            std::push_heap(heap.begin(), heap.end(), is_before);
+            least = heap.front().logit;
+        }
         if (!(peaks.blocks[block] > least)) return;
-        for (int64_t i = std::max(first, k); i < first + count; ++i) {
-            if (!(peaks.logits[i] > least)) continue;  // of equals, those there are the lower ones
+        for (; i < count; ++i) {
+            if (!(logits[i] > least)) continue;  // of equals, those there are the lower ones
             std::pop_heap(heap.begin(), heap.end(), is_before);
-            heap.back() = {peaks.logits[i], static_cast<int32_t>(i), 0};
+            heap.back() = {logits[i], static_cast<int32_t>(first + i), 0};
             std::push_heap(heap.begin(), heap.end(), is_before);
             least = heap.front().logit;
         }
@@ -140,13 +148,13 @@ void Drawer::describe(const Question* rows, int64_t count, double floor, Answer*
 }
 
 Drawn Drawer::draw_one(const Row& row) const {
-    const Peaks peaks = peaks_of(allowed(row));
+    const Peaks peaks = peaks_of(row);
     if (!std::isfinite(peaks.all)) return {0, peaks.all};
     if (row.temperature == 0) {
-        int64_t block = 0;
+        int64_t block = 0, place = 0;
         while (peaks.blocks[block] != peaks.all) ++block;
-        const float* const first = peaks.logits + block * kBlock;
-        return {std::find(first, peaks.logits + vocab_size_, peaks.all) - peaks.logits, peaks.all};
+        while (peaks.places[block][place] != peaks.all) ++place;
+        return {block * kBlock + place, peaks.all};
     }
     const bool takes_all =
         row.top_p >= 1 && row.min_p <= 0 && (row.top_k <= 0 || row.top_k >= vocab_size_);
@@ -155,11 +163,13 @@ Drawn Drawer::draw_one(const Row& row) const {
 
 // The weights of a row add up to the same in any order, as do those that are drawn from.
 Answer Drawer::describe_one(const Question& row, double floor) const {
-    const Peaks peaks = peaks_of(row.logits);
+    Row all{};
+    all.logits = row.logits;
+    const Peaks peaks = peaks_of(all);
     Answer answer;
     answer.is_distribution = std::isfinite(peaks.all);
     if (!answer.is_distribution) return answer;
-    int64_t* const sums = room(scratch().sums, vocab_size_ / kBlock + 1);
+    int64_t* const sums = room(scratch().sums, num_blocks(vocab_size_));
     const int64_t total = add_weights(peaks, 1.0, sums);
     const double norm = std::log(std::ldexp(static_cast<double>(total), -bits_));
     const auto logprob = [&](float logit) {
@@ -175,43 +185,46 @@ Answer Drawer::describe_one(const Question& row, double floor) const {
     return answer;
 }
 
-// The logits of a row, -inf where a token is forbidden.
-const float* Drawer::allowed(const Row& row) const {
-    if (!row.mask && !row.num_suppressed) return row.logits;
-    float* const allowed = room(scratch().logits, vocab_size_);
-    if (row.mask) {
-        kernels_.allow(row.logits, row.mask, vocab_size_, allowed);
-    } else {
-        std::copy(row.logits, row.logits + vocab_size_, allowed);
-    }
+// Copies only blocks in which a token is forbidden, for which -inf stands there.
+Peaks Drawer::peaks_of(const Row& row) const {
+    Scratch& own = scratch();
+    const float** const places = room(own.places, num_blocks(vocab_size_));
+    float* const copies =
+        row.mask || row.num_suppressed ? room(own.logits, vocab_size_) : nullptr;
+    each_block(vocab_size_, [&](int64_t block, int64_t first, int64_t count) {
+        places[block] = row.mask ? copies + first : row.logits + first;
+        if (row.mask) kernels_.allow(row.logits + first, row.mask + first, count, copies + first);
+    });
     for (int64_t i = 0; i < row.num_suppressed; ++i) {
         const int64_t token = row.suppressed[i];
-        if (token >= 0 && token < vocab_size_) allowed[token] = -kInfinity;
+        if (token < 0 || token >= vocab_size_) continue;
+        const int64_t block = token / kBlock, first = block * kBlock;
+        if (places[block] != copies + first) {
+            std::copy_n(places[block], std::min(kBlock, vocab_size_ - first), copies + first);
+            places[block] = copies + first;
+        }
+        copies[token] = -kInfinity;
     }
-    return allowed;
-}
-
-Peaks Drawer::peaks_of(const float* logits) const {
-    float* const blocks = room(scratch().peaks, vocab_size_ / kBlock + 1);
+    float* const blocks = room(own.peaks, num_blocks(vocab_size_));
     float all = -kInfinity;
     bool is_nan = false;
-    each_block(vocab_size_, [&](int64_t block, int64_t first, int64_t count) {
-        const float peak = blocks[block] = kernels_.peak(logits + first, count);
+    each_block(vocab_size_, [&](int64_t block, int64_t, int64_t count) {
+        const float peak = blocks[block] = kernels_.peak(places[block], count);
         all = std::max(all, peak);  // which leaves it as it is for a NaN
         is_nan |= std::isnan(peak);
     });
-    return {logits, blocks, is_nan ? std::numeric_limits<float>::quiet_NaN() : all};
+    return {places, blocks, is_nan ? std::numeric_limits<float>::quiet_NaN() : all};
 }
 
 // The sum of all weights, and those of each block.
 int64_t Drawer::add_weights(const Peaks& peaks, double temperature, int64_t* sums) const {
     int64_t weights[kBlock];
     int64_t total = 0;
-    each_block(vocab_size_, [&](int64_t block, int64_t first, int64_t count) {
+    each_block(vocab_size_, [&](int64_t block, int64_t, int64_t count) {
         int64_t sum = 0;
         const double nearest = static_cast<double>(peaks.blocks[block]) - peaks.all;
         if (nearest / temperature > kFar) {
-            kernels_.weigh(peaks.logits + first, count, peaks.all, temperature, bits_, weights);
+            kernels_.weigh(peaks.places[block], count, peaks.all, temperature, bits_, weights);
             for (int64_t i = 0; i < count; ++i) sum += weights[i];
         }
         sums[block] = sum;
@@ -221,13 +234,13 @@ int64_t Drawer::add_weights(const Peaks& peaks, double temperature, int64_t* sum
 }
 
 int64_t Drawer::drawn_from_all(const Row& row, const Peaks& peaks) const {
-    int64_t* const sums = room(scratch().sums, vocab_size_ / kBlock + 1);
+    int64_t* const sums = room(scratch().sums, num_blocks(vocab_size_));
     int64_t target = target_of(add_weights(peaks, row.temperature, sums), row.uniform);
     int64_t block = 0;
     while (target >= sums[block]) target -= sums[block++];
     const int64_t first = block * kBlock;
     int64_t weights[kBlock];
-    kernels_.weigh(peaks.logits + first, std::min(kBlock, vocab_size_ - first), peaks.all,
+    kernels_.weigh(peaks.places[block], std::min(kBlock, vocab_size_ - first), peaks.all,
                    row.temperature, bits_, weights);
     int64_t place = 0;
     while (target >= weights[place]) target -= weights[place++];
@@ -249,7 +262,7 @@ int64_t Drawer::drawn_from_some(const Row& row, const Peaks& peaks) const {
         gather(row, peaks, least, least, floor);
         return drawn_in_order(row.uniform, most, std::numeric_limits<double>::infinity());
     }
-    int64_t* const sums = room(scratch().sums, n / kBlock + 1);
+    int64_t* const sums = room(scratch().sums, num_blocks(n));
     const auto total = static_cast<double>(add_weights(peaks, row.temperature, sums));
     const double enough = row.top_p * total;
     // Tokens lighter than a V-th of what top-p leaves out weigh less than that together, so the
@@ -277,10 +290,11 @@ int64_t Drawer::gather(const Row& row, const Peaks& peaks, double least, double 
     own.candidates.clear();
     each_block(vocab_size_, [&](int64_t block, int64_t first, int64_t count) {
         if (static_cast<double>(peaks.blocks[block]) < lowest) return;
-        for (int64_t i = first; i < first + count; ++i) {
-            if (static_cast<double>(peaks.logits[i]) < lowest) continue;
-            own.near.push_back(peaks.logits[i]);
-            own.candidates.push_back({peaks.logits[i], static_cast<int32_t>(i), 0});
+        const float* const logits = peaks.places[block];
+        for (int64_t i = 0; i < count; ++i) {
+            if (static_cast<double>(logits[i]) < lowest) continue;
+            own.near.push_back(logits[i]);
+            own.candidates.push_back({logits[i], static_cast<int32_t>(first + i), 0});
         }
     });
     const auto num_near = static_cast<int64_t>(own.near.size());

@@ -41,9 +41,9 @@ struct Answer {
     std::vector<std::pair<int64_t, double>> top;  // best first, of equals the lower id first
 };
 
-// The logits that a row draws from, and the largest of each block of them.
+// The logits that a row draws from, in blocks, and the largest of each.
 struct Peaks {
-    const float* logits;
+    const float* const* places;
     const float* blocks;
     float all;  // NaN if any is
 };
@@ -63,8 +63,7 @@ public:
 private:
     Drawn draw_one(const Row& row) const;
     Answer describe_one(const Question& row, double floor) const;
-    const float* allowed(const Row& row) const;
-    Peaks peaks_of(const float* logits) const;
+    Peaks peaks_of(const Row& row) const;
     int64_t drawn_from_all(const Row& row, const Peaks& peaks) const;
     int64_t drawn_from_some(const Row& row, const Peaks& peaks) const;
     int64_t gather(const Row& row, const Peaks& peaks, double least, double lightest,

@@ -52,7 +52,7 @@ class Pages(HeldPages, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedWork:
     """`sequence` computes its next `num_tokens` tokens, guesses among them."""
 
