@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from palmette.runtime.forward_batch import ForwardBatch
@@ -119,6 +118,7 @@ class CpuLlama:
             table[: -(-length // kv.page_size)]
             for table, length in zip(batch.page_tables, batch.context_lengths, strict=True)
         ]
+        # One list: arrays and tensors that are made for a step each take a thousandth of it.
         numbers = [
             *batch.token_ids,
             *batch.positions,
@@ -136,8 +136,7 @@ class CpuLlama:
             len(batch.token_ids),
             batch.num_sequences,
             num_logits,
-            # One array, since every small one costs as much as a hundredth of a step.
-            np.array(numbers, np.int64),
+            numbers,
             cosines.shape[0],
             cosines.data_ptr(),
             sines.data_ptr(),

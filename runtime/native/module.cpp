@@ -125,13 +125,14 @@ std::unique_ptr<Llama> make_llama(const std::string& kernels, bool is_exact, int
 // the rows whose logits are wanted [R], where the rows of each sequence begin [S + 1], the lengths of
 // their contexts [S], where the pages of each begin [S + 1], and these pages.
 void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_logits,
-             const py::array_t<int64_t, py::array::c_style>& numbers, int64_t num_positions,
+             const std::vector<int64_t>& numbers, int64_t num_positions,
              std::uintptr_t cosines, std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages,
              int64_t page_size, int64_t layer_step, int64_t head_step, int64_t page_step,
              bool is_bf16, std::uintptr_t logits) {
     const int64_t num_before = 3 * num_rows + num_logits + 3 * num_sequences + 2;
-    if (num_rows < 0 || num_sequences < 0 || num_logits < 0 || numbers.size() < num_before ||
-        numbers.size() != num_before + numbers.data()[num_before - 1]) {
+    const auto size = static_cast<int64_t>(numbers.size());
+    if (num_rows < 0 || num_sequences < 0 || num_logits < 0 || size < num_before ||
+        size != num_before + numbers[static_cast<std::size_t>(num_before - 1)]) {
         throw std::invalid_argument("a batch with another number of numbers than it has to have");
     }
     const int64_t* const token_ids = numbers.data();

@@ -189,7 +189,7 @@ def test_bfloat16_is_near_float32(kernels: str) -> None:
         ({"context_lengths": [2]}, "a context shorter than its rows"),
         ({"query_starts": [0, 2]}, "rows of no sequence"),
         ({"token_ids": [5, 6]}, "another number of|rows of no sequence"),
-        ({"positions": [0, 1]}, "another number of"),
+        ({"positions": [0, 1]}, "another number of|rows of no sequence"),
         ({"slots": []}, "another number of"),
         ({"logit_rows": [3]}, "logits of a row that is not there"),
         ({"logit_rows": [2, 1]}, "rows of logits out of order"),
