@@ -8,12 +8,12 @@ namespace palmette {
 
 namespace {
 
-constexpr int64_t kFewRows = 2;    // are not worth other threads
-constexpr int64_t kBlock = 512;    // logits that are looked at, or passed over, together
+constexpr int64_t kFewRows = 2;     // are not worth other threads
+constexpr int64_t kBlock = 512;     // logits that are looked at, or passed over, together
 constexpr int64_t kFewKept = 1024;  // of the largest are kept in a heap
 // Of what top-p leaves out: so many tokens are looked among first, and so many times as many next.
 constexpr int64_t kFirstParts = 256, kMoreParts = 16;
-constexpr double kFar = -40;       // e to that is less than half of any unit of weight
+constexpr double kFar = -40;  // e to that is less than half of any unit of weight
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Candidate {
@@ -185,7 +185,8 @@ Answer Drawer::describe_one(const Question& row, double floor) const {
     return answer;
 }
 
-// Copies only blocks in which a token is forbidden, for which -inf stands there.
+// Where a token is forbidden stands -inf: in a copy of all logits if there is a mask, and otherwise of
+// the blocks with suppressed tokens only.
 Peaks Drawer::peaks_of(const Row& row) const {
     Scratch& own = scratch();
     const float** const places = room(own.places, num_blocks(vocab_size_));
