@@ -130,7 +130,7 @@ class CpuLlama:
         ]
         for table in tables:
             numbers += table
-        layer_step, _, head_step, page_step = kv.memory.stride()[:4]
+        layer_step, _, head_step, page_step = kv.steps
         cosines, sines = self._rotary.tables(max(batch.context_lengths))
         self._step.forward(
             len(batch.token_ids),
@@ -140,7 +140,7 @@ class CpuLlama:
             cosines.shape[0],
             cosines.data_ptr(),
             sines.data_ptr(),
-            kv.memory.data_ptr(),
+            kv.address,
             kv.num_pages,
             kv.page_size,
             layer_step,
