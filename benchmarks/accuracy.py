@@ -129,9 +129,9 @@ def log_probs(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     count = len(token_ids)
     num_pages = -(-count // PAGE_SIZE)
     pool = loaded.new_pool(num_pages, PAGE_SIZE)
-    positions = torch.arange(count)
+    positions = list(range(count))
     batch = ForwardBatch(
-        token_ids=torch.tensor(token_ids),
+        token_ids=token_ids,
         positions=positions,
         slots=positions,
         query_starts=[0, count],

@@ -74,13 +74,13 @@ def batch_of(load: Load, vocab_rows: int) -> ForwardBatch:
     ]
     starts = list(range(0, load.num_tokens + 1, load.num_rows))
     return ForwardBatch(
-        token_ids=torch.randint(vocab_rows, (load.num_tokens,)),
-        positions=positions.repeat(load.num_sequences),
-        slots=torch.cat(slots),
+        token_ids=torch.randint(vocab_rows, (load.num_tokens,)).tolist(),
+        positions=positions.repeat(load.num_sequences).tolist(),
+        slots=torch.cat(slots).tolist(),
         query_starts=starts,
         context_lengths=[load.num_before + load.num_rows] * load.num_sequences,
         page_tables=tables,
-        logit_rows=torch.tensor([end - 1 for end in starts[1:]]),
+        logit_rows=[end - 1 for end in starts[1:]],
     )
 
 

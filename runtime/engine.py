@@ -652,7 +652,8 @@ class Engine:
 
     def _run(self, work: list[PlannedWork]) -> None:
         for item in work:
-            self._note_admission(item.sequence)
+            if not item.sequence.admission_counted:
+                self._note_admission(item.sequence)
         work = [item for item in work if self._is_ready(item)]
         if not work and self._following.is_busy:
             self._following.wait(_SECONDS_TO_WAIT_FOR_MASKS)
@@ -792,8 +793,6 @@ class Engine:
             self._fail(sequence, error)
 
     def _note_admission(self, sequence: Sequence) -> None:
-        if sequence.admission_counted:
-            return
         sequence.admission_counted = True
         self._counters.prompt_tokens += sequence.num_prompt_tokens
         self._counters.cached_tokens += sequence.tally.cached

@@ -75,6 +75,8 @@ class Following:
 
     def take(self) -> list[Found]:
         """What was found since the last call, in the order in which the jobs were begun."""
+        if not self._under_way:
+            return []
         done = [name for name, (future, _) in self._under_way.items() if future.done()]
         found = []
         for name in done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -18,13 +19,14 @@ class ForwardBatch:
     batch see each other.
     """
 
-    token_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
-    slots: torch.Tensor  # [T] int64
+    # Lists, since most steps have a row or a few of each sequence.
+    token_ids: list[int]  # [T]
+    positions: list[int]  # [T]
+    slots: list[int]  # [T]
     query_starts: list[int]  # [S + 1], from 0 to T
     context_lengths: list[int]  # [S], tokens of the sequence up to and with its last row here
     page_tables: list[list[int]]  # [S], each at least as long as its context needs
-    logit_rows: torch.Tensor  # [R] int64, the rows whose logits are wanted, ascending
+    logit_rows: list[int]  # [R], the rows whose logits are wanted, ascending
 
     @property
     def num_tokens(self) -> int:
@@ -33,3 +35,18 @@ class ForwardBatch:
     @property
     def num_sequences(self) -> int:
         return len(self.context_lengths)
+
+    def tensors(
+        self, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`token_ids`, `positions` and `slots` [T] and `logit_rows` [R], int64, on a device."""
+
+        def tensor(numbers: list[int]) -> torch.Tensor:
+            return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(device)
+
+        return (
+            tensor(self.token_ids),
+            tensor(self.positions),
+            tensor(self.slots),
+            tensor(self.logit_rows),
+        )

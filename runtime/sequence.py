@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from palmette.grammar.guesses import Guess
     from palmette.protocol import FinishReason, Request
     from palmette.runtime.constraints import ConstrainedText, Step
-    from palmette.runtime.sampling import TokenCounts
+    from palmette.runtime.sampling import SamplingRow, TokenCounts
     from palmette.runtime.scheduler.programs import Program
     from palmette.runtime.scoring import ScoreGroup
     from palmette.runtime.tokenization.output import GrowingText, OutputBuffer
@@ -236,6 +236,7 @@ class GenerationSequence(Sequence):
     first_token_at: float | None = None
     prompt_counts: TokenCounts | None = None  # what penalties count; None where there are none
     output_counts: TokenCounts | None = None
+    row: SamplingRow | None = None  # how its tokens are drawn; made at the first draw
     # By position. Of rows of logits, those are kept whose next token is not final or not there.
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     rows: dict[int, torch.Tensor] = field(default_factory=dict)

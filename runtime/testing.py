@@ -50,14 +50,15 @@ class HistoryModel:
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """[R, vocab_rows]"""
         self.batch_sizes.append(batch.num_tokens)
-        ids = batch.token_ids.to(kv.dtype)[:, None, None]  # [T, 1, 1]
-        kv.write(0, batch.slots, ids.expand(-1, 2, 1))
+        token_ids, _, slots, _ = batch.tensors(kv.device)
+        ids = token_ids.to(kv.dtype)[:, None, None]  # [T, 1, 1]
+        kv.write(0, slots, ids.expand(-1, 2, 1))
         logits = torch.zeros(len(batch.logit_rows), self.vocab_rows)
-        for index, row in enumerate(batch.logit_rows.tolist()):
+        for index, row in enumerate(batch.logit_rows):
             sequence = next(
                 i for i in range(batch.num_sequences) if row < batch.query_starts[i + 1]
             )
-            length = int(batch.positions[row]) + 1
+            length = batch.positions[row] + 1
             num_pages = -(-length // kv.page_size)
             read = kv.reader(batch.page_tables[sequence][:num_pages]).read(0)
             history = tuple(int(token_id) for token_id in read[0, 0, :length, 0])

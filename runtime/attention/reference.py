@@ -39,7 +39,8 @@ class _ReferencePlan:
                 for heads in reader.read(layer)
             )  # [num_heads, length, head_dim] each
             scores = torch.einsum("qhd,hkd->hqk", queries[rows].float(), keys)
-            is_seen = torch.arange(length, device=kv.device)[None, :] <= batch.positions[rows, None]
+            positions = torch.tensor(batch.positions[rows], device=kv.device)
+            is_seen = torch.arange(length, device=kv.device)[None, :] <= positions[:, None]
             weights = scores.masked_fill(~is_seen, -math.inf).softmax(dim=-1)
             output[rows] = torch.einsum("hqk,hkd->qhd", weights, values).to(queries.dtype)
         return output

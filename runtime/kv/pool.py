@@ -64,6 +64,10 @@ class KVPool:
                 "which are not to be had: give num_pages or kv_memory less",
                 param="num_pages",
             ) from error
+        # For kernels: where the memory is, and how far apart in it, in numbers, layers, keys and
+        # values, heads and pages are.
+        self.address = self._pages.data_ptr()
+        self.steps = self._pages.stride()[:4]
         # [2 * num_kv_heads, num_pages, page_size, head_dim] each, and where tokens follow each
         # other from page to page the same with [.., num_pages * page_size, ..].
         self._heads_by_layer = [layer.flatten(0, 1) for layer in self._pages]
@@ -72,7 +76,7 @@ class KVPool:
             self._slots_by_layer = [heads.flatten(1, 2) for heads in self._heads_by_layer]
         # A piece is a page of a head; of each layer all from its first on, in the order of memory.
         size = page_size * head_dim
-        steps = [step // size for step in self._pages.stride()[:4]]
+        steps = [step // size for step in self.steps]
         pieces = (self._pages.permute(3, 0, 1, 2, 4, 5) if pages_first else self._pages).view(
             -1, size
         )

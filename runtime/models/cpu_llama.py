@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import accumulate, groupby
 from typing import Any
 
-import numpy as np
 import torch
 
 from palmette.runtime.forward_batch import ForwardBatch
@@ -112,33 +111,35 @@ class CpuLlama:
         num_threads = torch.get_num_threads()
         if num_threads != self._num_threads:
             self._step, self._num_threads = self._made(num_threads), num_threads
-        num_logits, num_sequences = batch.logit_rows.shape[0], batch.num_sequences
+        num_logits = len(batch.logit_rows)
         logits = torch.empty(num_logits, self._num_logits)
-        # One array, since every small one costs as much as a hundredth of a step.
         tables = [
             table[: -(-length // kv.page_size)]
             for table, length in zip(batch.page_tables, batch.context_lengths, strict=True)
         ]
-        first_pages = accumulate(map(len, tables), initial=0)
-        numbers = [*batch.query_starts, *batch.context_lengths, *first_pages]
+        # One list: arrays and tensors that are made for a step each take a thousandth of it.
+        numbers = [
+            *batch.token_ids,
+            *batch.positions,
+            *batch.slots,
+            *batch.logit_rows,
+            *batch.query_starts,
+            *batch.context_lengths,
+            *accumulate(map(len, tables), initial=0),
+        ]
         for table in tables:
             numbers += table
-        sequences = np.array(numbers, np.int64)
-        layer_step, _, head_step, page_step = kv.memory.stride()[:4]
+        layer_step, _, head_step, page_step = kv.steps
         cosines, sines = self._rotary.tables(max(batch.context_lengths))
         self._step.forward(
-            batch.num_tokens,
-            num_sequences,
+            len(batch.token_ids),
+            batch.num_sequences,
             num_logits,
+            numbers,
             cosines.shape[0],
-            batch.token_ids.data_ptr(),
-            batch.positions.data_ptr(),
-            batch.slots.data_ptr(),
-            batch.logit_rows.data_ptr(),
-            sequences,
             cosines.data_ptr(),
             sines.data_ptr(),
-            kv.memory.data_ptr(),
+            kv.address,
             kv.num_pages,
             kv.page_size,
             layer_step,

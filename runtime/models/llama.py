@@ -161,14 +161,15 @@ class LlamaModel:
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Logits of `batch.logit_rows` [R, vocab_rows] float32; keys and values go into `kv`."""
         plan = self._attention.plan(batch, kv, self.config.num_heads)
-        cos, sin = self._rotary.rows(batch.positions, max(batch.context_lengths))
-        hidden = F.embedding(batch.token_ids, self._embedding)  # [T, hidden]
+        token_ids, positions, slots, logit_rows = batch.tensors(self.device)
+        cos, sin = self._rotary.rows(positions, max(batch.context_lengths))
+        hidden = F.embedding(token_ids, self._embedding)  # [T, hidden]
         last = self.config.num_layers - 1
         for i, layer in enumerate(self._layers):
-            attended = self._attend(i, layer, hidden, cos, sin, batch, kv, plan)
+            attended = self._attend(i, layer, hidden, cos, sin, slots, kv, plan)
             if i == last:  # what follows concerns each row alone
-                hidden = hidden.index_select(0, batch.logit_rows)
-                attended = attended.index_select(0, batch.logit_rows)
+                hidden = hidden.index_select(0, logit_rows)
+                attended = attended.index_select(0, logit_rows)
             hidden = layer.attention_output.plus(attended, hidden)
             hidden = self._feed_forward(layer, hidden)
         return self._head.in_float32(self._norm(hidden, self._final_norm))
@@ -180,7 +181,7 @@ class LlamaModel:
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        batch: ForwardBatch,
+        slots: torch.Tensor,
         kv: KVPool,
         plan: AttentionPlan,
     ) -> torch.Tensor:
@@ -188,12 +189,12 @@ class LlamaModel:
         config = self.config
         num_turned = config.num_heads + config.num_kv_heads
         heads = layer.query_key_value(self._norm(hidden, layer.attention_norm))
-        heads = heads.view(batch.num_tokens, num_turned + config.num_kv_heads, config.head_dim)
+        heads = heads.view(len(hidden), num_turned + config.num_kv_heads, config.head_dim)
         turned = heads[:, :num_turned]
         turned.copy_(rotate(turned, cos, sin))
-        kv.write(index, batch.slots, heads[:, config.num_heads :])
+        kv.write(index, slots, heads[:, config.num_heads :])
         attended = plan.attend(index, heads[:, : config.num_heads])
-        return attended.reshape(batch.num_tokens, config.q_size)
+        return attended.reshape(len(hidden), config.q_size)
 
     def _feed_forward(self, layer: _Layer, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)

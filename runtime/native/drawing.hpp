@@ -1,8 +1,10 @@
-// Drawing tokens from rows of logits.
+// Drawing tokens from rows of logits, and log-probabilities.
 
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "kernels.hpp"
 #include "pool.hpp"
@@ -26,7 +28,27 @@ struct Drawn {
     float peak;  // the largest logit that is allowed; if it is not finite nothing was drawn
 };
 
-// Draws rows on several threads, each row on one, so that it comes to the same in any company. One
+// Whose log-probabilities are wanted of a row, besides those of its `num_top` likeliest tokens.
+struct Question {
+    const float* logits;           // [vocabulary]
+    std::vector<int64_t> targets;  // in the vocabulary
+    int64_t num_top;               // at most the vocabulary
+};
+
+struct Answer {
+    bool is_distribution = false;  // else the logits are not numbers, and nothing is known
+    std::vector<double> logprobs;  // of the targets
+    std::vector<std::pair<int64_t, double>> top;  // best first, of equals the lower id first
+};
+
+// The logits that a row draws from, in blocks, and the largest of each.
+struct Peaks {
+    const float* const* places;
+    const float* blocks;
+    float all;  // NaN if any is
+};
+
+// Works on rows on several threads, each row on one, so that it comes to the same in any company. One
 // caller at a time.
 class Drawer {
 public:
@@ -35,11 +57,18 @@ public:
     int64_t vocab_size() const { return vocab_size_; }
 
     void draw(const Row* rows, int64_t count, Drawn* out);
+    // Log-softmax of the logits as they are; `floor` for what is less likely.
+    void describe(const Question* rows, int64_t count, double floor, Answer* out);
 
 private:
     Drawn draw_one(const Row& row) const;
-    int64_t drawn_from_all(const Row& row, const float* logits, float peak) const;
-    int64_t drawn_from_some(const Row& row, const float* logits, float peak) const;
+    Answer describe_one(const Question& row, double floor) const;
+    Peaks peaks_of(const Row& row) const;
+    int64_t drawn_from_all(const Row& row, const Peaks& peaks) const;
+    int64_t drawn_from_some(const Row& row, const Peaks& peaks) const;
+    int64_t gather(const Row& row, const Peaks& peaks, double least, double lightest,
+                   float floor) const;
+    int64_t add_weights(const Peaks& peaks, double temperature, int64_t* sums) const;
 
     const Kernels& kernels_;
     Pool pool_;

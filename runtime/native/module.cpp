@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "drawing.hpp"
@@ -152,35 +153,39 @@ std::unique_ptr<Llama> make_llama(const std::string& kernels, bool is_exact, int
     return std::make_unique<Llama>(shape, kernels_named(kernels), is_exact, num_threads);
 }
 
-// `sequences` is, one after the other: where the rows of each begin [S + 1], the lengths of their
-// contexts [S], where the pages of each begin [S + 1], and these pages.
+// `numbers` are, one after the other: the ids of the tokens, their positions and their slots [T each],
+// the rows whose logits are wanted [R], where the rows of each sequence begin [S + 1], the lengths of
+// their contexts [S], where the pages of each begin [S + 1], and these pages.
 void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_logits,
-             int64_t num_positions, std::uintptr_t token_ids, std::uintptr_t positions,
-             std::uintptr_t slots, std::uintptr_t logit_rows,
-             const py::array_t<int64_t, py::array::c_style>& sequences, std::uintptr_t cosines,
-             std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages, int64_t page_size,
-             int64_t layer_step, int64_t head_step, int64_t page_step, bool is_bf16,
-             std::uintptr_t logits) {
-    const int64_t* const query_starts = sequences.data();
-    const int64_t num_before = 3 * num_sequences + 2;
-    if (num_sequences < 0 || sequences.size() < num_before ||
-        sequences.size() < num_before + query_starts[num_before - 1]) {
-        throw std::invalid_argument("a batch with fewer numbers than its sequences have");
+             const std::vector<int64_t>& numbers, int64_t num_positions,
+             std::uintptr_t cosines, std::uintptr_t sines, std::uintptr_t pages, int64_t num_pages,
+             int64_t page_size, int64_t layer_step, int64_t head_step, int64_t page_step,
+             bool is_bf16, std::uintptr_t logits) {
+    const int64_t num_before = 3 * num_rows + num_logits + 3 * num_sequences + 2;
+    const auto size = static_cast<int64_t>(numbers.size());
+    if (num_rows < 0 || num_sequences < 0 || num_logits < 0 || size < num_before ||
+        size != num_before + numbers[static_cast<std::size_t>(num_before - 1)]) {
+        throw std::invalid_argument("a batch with another number of numbers than it has to have");
     }
+    const int64_t* const token_ids = numbers.data();
+    const int64_t* const positions = token_ids + num_rows;
+    const int64_t* const slots = positions + num_rows;
+    const int64_t* const logit_rows = slots + num_rows;
+    const int64_t* const query_starts = logit_rows + num_logits;
     const int64_t* const lengths = query_starts + num_sequences + 1;
     const int64_t* const first_pages = lengths + num_sequences;
     const Batch step{num_rows,
                      num_sequences,
                      num_logits,
                      num_positions,
-                     at<const int64_t>(token_ids),
-                     at<const int64_t>(positions),
-                     at<const int64_t>(slots),
+                     token_ids,
+                     positions,
+                     slots,
                      query_starts,
                      lengths,
                      first_pages + num_sequences + 1,
                      first_pages,
-                     at<const int64_t>(logit_rows),
+                     logit_rows,
                      at<const float>(cosines),
                      at<const float>(sines)};
     const py::gil_scoped_release release;
@@ -190,9 +195,9 @@ void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_l
         at<float>(logits));
 }
 
-// A token for each row, and its peak. A row is (mask or None, suppressed ids, temperature, top_p,
+// The tokens of rows, and their peaks. A row is (mask or None, suppressed ids, temperature, top_p,
 // min_p, top_k, uniform).
-py::list draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told) {
+py::tuple draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told) {
     const std::size_t count = told.size();
     std::vector<Row> rows(count);
     std::vector<Drawn> drawn(count);
@@ -225,9 +230,45 @@ py::list draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list&
         const py::gil_scoped_release release;
         self.draw(rows.data(), static_cast<int64_t>(count), drawn.data());
     }
-    py::list answers;
-    for (const Drawn& each : drawn) answers.append(py::make_tuple(each.token_id, each.peak));
-    return answers;
+    py::list token_ids(count), peaks(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        token_ids[i] = drawn[i].token_id;
+        peaks[i] = drawn[i].peak;
+    }
+    return py::make_tuple(token_ids, peaks);
+}
+
+// For each row the log-probabilities of its targets, and the id and log-probability of each of its
+// `num_top` likeliest tokens; None for a row that is no distribution.
+py::list describe(Drawer& self, std::uintptr_t logits, int64_t step,
+                  std::vector<std::vector<int64_t>> targets, const std::vector<int64_t>& num_top,
+                  double floor) {
+    const std::size_t count = targets.size();
+    if (num_top.size() != count) throw std::invalid_argument("rows that do not say how many");
+    std::vector<Question> rows(count);
+    std::vector<Answer> answers(count);
+    for (std::size_t i = 0; i < count; ++i) {
+        for (const int64_t token : targets[i]) {
+            if (token < 0 || token >= self.vocab_size()) {
+                throw py::index_error("a token that is not in the vocabulary");
+            }
+        }
+        rows[i] = {at<const float>(logits) + static_cast<int64_t>(i) * step, std::move(targets[i]),
+                   std::min(num_top[i], self.vocab_size())};
+    }
+    {
+        const py::gil_scoped_release release;
+        self.describe(rows.data(), static_cast<int64_t>(count), floor, answers.data());
+    }
+    py::list found;
+    for (const Answer& each : answers) {
+        if (each.is_distribution) {
+            found.append(py::make_tuple(each.logprobs, each.top));
+        } else {
+            found.append(py::none());
+        }
+    }
+    return found;
 }
 
 }  // namespace
@@ -264,7 +305,8 @@ PYBIND11_MODULE(_native, m) {
         .def(py::init([](const std::string& kernels, int num_threads, int64_t vocab_size) {
             return std::make_unique<Drawer>(kernels_named(kernels), num_threads, vocab_size);
         }))
-        .def("draw", &draw);
+        .def("draw", &draw)
+        .def("describe", &describe);
     py::class_<Linear>(m, "Linear").def(py::init(&linear_of));
     py::class_<Llama>(m, "Llama")
         .def(py::init(&make_llama))

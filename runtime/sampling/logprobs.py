@@ -7,39 +7,36 @@ from collections.abc import Sequence
 
 import torch
 
-from palmette.protocol import TokenLogprob
 from palmette.runtime.sampling.distribution import ranked
 
 LOGPROB_FLOOR = -9999.0  # stands for anything less likely, minus infinity included
 
 _CHUNK_ROWS = 8  # rows turned into doubles at a time
 
+Described = tuple[list[float], list[tuple[int, float]]]
+"""Of a row: the log-probabilities of its targets; its likeliest tokens, with theirs."""
 
-def token_logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprob | None]:
-    """For each row of `logits` [R, V], its token's log-probability and its likeliest tokens.
 
-    Row i reports the `num_top[i]` likeliest, best first, of equals the lower id first. A row whose
-    logits are no distribution (a NaN, or plus infinity) gets None.
+def describe(
+    logits: torch.Tensor, targets: Sequence[Sequence[int]], num_top: Sequence[int]
+) -> list[Described | None]:
+    """For each row of `logits` [R, V], its own targets and its `num_top[i]` likeliest tokens.
+
+    Log-softmax in double precision, at least LOGPROB_FLOOR and at most 0. The likeliest come best
+    first, of equals the lower id first; there are at most V. A row whose logits are no distribution
+    (a NaN, plus infinity, or nothing but minus infinity) gets None.
     """
-    tops = _likeliest(logits, [min(n, logits.shape[1]) for n in num_top])
-    targets = [[token_id, *top] for token_id, top in zip(token_ids, tops, strict=True)]
+    tops = _likeliest(logits, [min(count, logits.shape[1]) for count in num_top])
+    asked = [[*ids, *top] for ids, top in zip(targets, tops, strict=True)]
     return [
         None
-        if logprobs is None
-        else TokenLogprob(ids[0], logprobs[0], tuple(zip(ids[1:], logprobs[1:], strict=True)))
-        for ids, logprobs in zip(targets, gathered_logprobs(logits, targets), strict=True)
+        if values is None
+        else (values[: len(ids)], list(zip(top, values[len(ids) :], strict=True)))
+        for ids, top, values in zip(targets, tops, _gathered(logits, asked), strict=True)
     ]
 
 
-def gathered_logprobs(
-    logits: torch.Tensor, targets: Sequence[Sequence[int]]
-) -> list[list[float] | None]:
-    """Log-softmax of each row of `logits` [R, V] at its own targets, in double precision.
-
-    At least LOGPROB_FLOOR, at most 0. A row whose logits are no distribution gets None.
-    """
+def _gathered(logits: torch.Tensor, targets: Sequence[Sequence[int]]) -> list[list[float] | None]:
     results: list[list[float] | None] = []
     for start in range(0, len(targets), _CHUNK_ROWS):
         part = targets[start : start + _CHUNK_ROWS]
@@ -59,7 +56,7 @@ def gathered_logprobs(
 
 
 def _likeliest(logits: torch.Tensor, counts: Sequence[int]) -> list[list[int]]:
-    most = max(counts)
+    most = max(counts, default=0)
     if most == 0:
         return [[] for _ in counts]
     least = logits.topk(most, dim=-1).values[:, -1:]

@@ -1,4 +1,6 @@
-"""Draws by the extension in C++: as in `distribution`, without torch's threads and temporaries."""
+"""Draws and log-probabilities by the extension in C++: as in `distribution` and `logprobs`, without
+torch's threads and temporaries.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,13 @@ from typing import Any
 import torch
 
 from palmette.runtime.kernels.cpu import extension, kernels_for
+from palmette.runtime.sampling.logprobs import LOGPROB_FLOOR, Described
 from palmette.runtime.sampling.randomness import uniform
 from palmette.runtime.sampling.rows import SamplingRow
 
 
-class NativeDraws:
-    """Draws from logits in float32 on a CPU, where the extension is. One caller at a time."""
+class NativeSampling:
+    """Works on logits in float32 on a CPU, where the extension is. One caller at a time."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -21,8 +24,8 @@ class NativeDraws:
         self._drawer: Any = None
         self._num_threads = 0
 
-    def can_draw(self, logits: torch.Tensor) -> bool:
-        """Whether it can draw from these [R, V]."""
+    def takes(self, logits: torch.Tensor) -> bool:
+        """Whether it can work on these [R, V]."""
         return (
             self._kernels is not None
             and logits.dtype is torch.float32
@@ -36,12 +39,28 @@ class NativeDraws:
         """A token for each row of `logits` [R, V], masks and suppressed tokens heeded, and the
         row's largest logit that is allowed; none is drawn if that is not finite.
         """
-        num_threads = torch.get_num_threads()
-        if num_threads != self._num_threads:
-            self._drawer = extension().Drawer(self._kernels, num_threads, self._vocab_size)
-            self._num_threads = num_threads
-        drawn = self._drawer.draw(logits.data_ptr(), logits.stride(0), list(map(_told, rows)))
-        return [token_id for token_id, _ in drawn], [peak for _, peak in drawn]
+        drawn: tuple[list[int], list[float]] = self._drawer_for(rows).draw(
+            logits.data_ptr(), logits.stride(0), [_told(row) for row in rows]
+        )
+        return drawn
+
+    def describe(
+        self, logits: torch.Tensor, targets: Sequence[Sequence[int]], num_top: Sequence[int]
+    ) -> list[Described | None]:
+        """As `logprobs.describe`, of the same row always the same bits."""
+        described: list[Described | None] = self._drawer_for(targets).describe(
+            logits.data_ptr(), logits.stride(0), targets, num_top, LOGPROB_FLOOR
+        )
+        return described
+
+    def _drawer_for(self, rows: Sequence[Any]) -> Any:
+        """With as many threads as torch has; a single row is worked on by the caller."""
+        if len(rows) > 1 or self._drawer is None:
+            num_threads = torch.get_num_threads()
+            if num_threads != self._num_threads:
+                self._drawer = extension().Drawer(self._kernels, num_threads, self._vocab_size)
+                self._num_threads = num_threads
+        return self._drawer
 
 
 def _told(row: SamplingRow) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from palmette.runtime.sampling.counts import TokenCounts
 GREEDY_BELOW = 1e-10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class SamplingRow:
     """How to draw one token from one row of logits.
 
@@ -23,6 +23,9 @@ class SamplingRow:
     number together with `seed` (in [0, 2**64)) and `path`. The counts are read only where
     `needs_counts(params)`; the sampler never changes them. `mask` is True where a token is
     allowed, over all rows of the output layer. Tokens in `suppressed` are not drawn either.
+
+    A sequence may keep its row: from draw to draw `position`, `mask` and `suppressed` change, and
+    nothing else does.
     """
 
     params: SamplingParams
@@ -33,23 +36,17 @@ class SamplingRow:
     output_counts: TokenCounts | None = None
     mask: npt.NDArray[np.bool_] | None = None
     suppressed: tuple[int, ...] = ()
+    is_greedy: bool = field(init=False)  # the likeliest token is taken
+    is_shifted: bool = field(init=False)  # there is a bias or a penalty
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be at least 0 and below 2**64, got {self.seed}")
-
-    @property
-    def is_greedy(self) -> bool:
-        """The likeliest token is taken."""
-        return self.params.temperature < GREEDY_BELOW
-
-    @property
-    def is_shifted(self) -> bool:
-        """There is a bias or a penalty."""
-        return bool(self.params.logit_bias) or needs_counts(self.params)
+        self.is_greedy = self.params.temperature < GREEDY_BELOW
+        self.is_shifted = bool(self.params.logit_bias) or needs_counts(self.params)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made behind every forward pass, and a frozen one takes longer
 class SampledToken:
     """A drawn token; its log-probability if the row's `params.logprobs` asks for it."""
 

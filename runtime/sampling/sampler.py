@@ -13,8 +13,8 @@ from palmette.errors import EngineError, InvalidRequest
 from palmette.protocol import SamplingParams, TokenLogprob
 from palmette.runtime.sampling.adjustments import adjusted, shifted
 from palmette.runtime.sampling.distribution import draw
-from palmette.runtime.sampling.logprobs import gathered_logprobs, token_logprobs
-from palmette.runtime.sampling.native import NativeDraws
+from palmette.runtime.sampling.logprobs import Described, describe
+from palmette.runtime.sampling.native import NativeSampling
 from palmette.runtime.sampling.randomness import uniform
 from palmette.runtime.sampling.rows import SampledToken, SamplingRow, needs_counts
 
@@ -35,7 +35,7 @@ class Sampler:
             )
         self.vocab_size = vocab_size
         self.vocab_rows = vocab_rows
-        self._native = NativeDraws(vocab_size)
+        self._native = NativeSampling(vocab_size)
 
     def check(self, params: SamplingParams) -> None:
         """Raise InvalidRequest if `params` name a token that the vocabulary does not have."""
@@ -59,14 +59,12 @@ class Sampler:
         real = self._real(logits, len(rows))
         if not rows:
             return []
-        results: list[SampledToken | EngineError] = []
         faults = [self._fault(row) for row in rows]
-        if any(faults):
-            sound = [index for index, fault in enumerate(faults) if fault is None]
-            sampled = iter(self._sample(real[sound], [rows[index] for index in sound]))
-            results += [next(sampled) if fault is None else EngineError(fault) for fault in faults]
-            return results
-        return self._sample(real, rows)
+        if not any(faults):
+            return self._sample(real, rows)
+        sound = [index for index, fault in enumerate(faults) if fault is None]
+        sampled = iter(self._sample(real[sound], [rows[index] for index in sound]))
+        return [next(sampled) if fault is None else EngineError(fault) for fault in faults]
 
     def logprobs_of(
         self, logits: torch.Tensor, targets: Sequence[Sequence[int]]
@@ -83,17 +81,18 @@ class Sampler:
                     raise ValueError(
                         f"no token has id {token_id}, the last is {self.vocab_size - 1}"
                     )
-        return _answered(gathered_logprobs(real, targets))
+        described = _answered(self._describe(real, targets, [0] * len(targets)))
+        return [values for values, _ in described]
 
     def describe(
         self, logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
     ) -> list[TokenLogprob]:
-        """Each row's log-probability of its token, and its likeliest ones; see `token_logprobs`.
+        """Each row's log-probability of its token, and its likeliest ones; see `logprobs.describe`.
 
         `logits` [R, vocab_rows]. Raises EngineError if those of a row are not numbers.
         """
         real = self._real(logits, len(token_ids))
-        return _answered(token_logprobs(real, token_ids, num_top))
+        return _answered(self._token_logprobs(real, token_ids, num_top))
 
     def _real(self, logits: torch.Tensor, num_rows: int) -> torch.Tensor:
         if logits.shape != (num_rows, self.vocab_rows):
@@ -102,7 +101,22 @@ class Sampler:
             )
         if self.vocab_size < self.vocab_rows:
             logits = logits[:, : self.vocab_size]
-        return logits.float()
+        return logits if logits.dtype is torch.float32 else logits.float()
+
+    def _describe(
+        self, logits: torch.Tensor, targets: Sequence[Sequence[int]], num_top: Sequence[int]
+    ) -> list[Described | None]:
+        by_native = self._native.takes(logits)
+        return (self._native.describe if by_native else describe)(logits, targets, num_top)
+
+    def _token_logprobs(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
+    ) -> list[TokenLogprob | None]:
+        described = self._describe(logits, [[token_id] for token_id in token_ids], num_top)
+        return [
+            None if each is None else TokenLogprob(token_id, each[0][0], tuple(each[1]))
+            for token_id, each in zip(token_ids, described, strict=True)
+        ]
 
     def _fault(self, row: SamplingRow) -> str | None:
         """What makes it impossible to honour `row`, whatever its logits are."""
@@ -111,6 +125,8 @@ class Sampler:
             return (
                 f"a mask must be {self.vocab_rows} booleans, got {mask.dtype} of shape {mask.shape}"
             )
+        if not row.is_shifted:
+            return None
         if needs_counts(params) and (row.output_counts is None or row.prompt_counts is None):
             return "penalties are on, but the tokens so far were not counted"
         try:
@@ -124,7 +140,7 @@ class Sampler:
     ) -> list[SampledToken | EngineError]:
         if not rows:
             return []
-        if self._native.can_draw(logits):
+        if self._native.takes(logits):
             token_ids, peaks = self._native.draw(shifted(logits, rows), rows)
         else:
             token_ids, peaks = _draw(adjusted(logits, rows), rows)
@@ -150,7 +166,9 @@ class Sampler:
             return
         indices = [index for index, _, _ in asked]
         ids = [token_id for _, token_id, _ in asked]
-        logprobs = token_logprobs(logits[indices], ids, [num_top for _, _, num_top in asked])
+        if len(asked) < len(rows):
+            logits = logits[indices]
+        logprobs = self._token_logprobs(logits, ids, [num_top for _, _, num_top in asked])
         for index, token_id, logprob in zip(indices, ids, logprobs, strict=True):
             results[index] = (
                 EngineError(_NOT_NUMBERS) if logprob is None else SampledToken(token_id, logprob)

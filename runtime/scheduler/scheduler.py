@@ -63,7 +63,7 @@ class Pages(HeldPages, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made behind every forward pass, and a frozen one takes longer
 class PlannedWork:
     """`sequence` computes its next `num_tokens` tokens, guesses among them."""
 

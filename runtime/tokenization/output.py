@@ -13,10 +13,10 @@ class _Group:
 
     __slots__ = ("end", "text", "token_ids")
 
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.text: list[str] = []
-        self.end = 0  # in characters, from the beginning of the output
+    def __init__(self, token_id: int, text: str, end: int) -> None:
+        self.token_ids = [token_id]
+        self.text = [text]
+        self.end = end  # in characters, from the beginning of the output
 
 
 class OutputBuffer:
@@ -65,17 +65,19 @@ class OutputBuffer:
             raise RuntimeError("the output has ended: a token was fed after its stop or finish")
         is_open = bool(self._decoder.pending)
         text = self._decoder.feed(token_id)
-        if not is_open:
-            self._held.append(_Group())
-        group = self._held[-1]
-        group.token_ids.append(token_id)
-        group.text.append(text)
         self._num_characters += len(text)
-        group.end = self._num_characters
-        self._match = self._matcher.feed(text)
-        if self._match is not None:
-            self._cut(self._match.start)
-        return self.matched
+        if is_open:
+            group = self._held[-1]
+            group.token_ids.append(token_id)
+            group.text.append(text)
+            group.end = self._num_characters
+        else:
+            self._held.append(_Group(token_id, text, self._num_characters))
+        self._match = match = self._matcher.feed(text)
+        if match is None:
+            return None
+        self._cut(match.start)
+        return match.stop
 
     def take(self, at_most: int | None = None) -> tuple[list[int], str]:
         """Ids and text that became releasable since the last call; `at_most` so many ids."""

@@ -18,24 +18,19 @@ class StreamDecoder:
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
-        self._pending = b""
-
-    @property
-    def pending(self) -> bytes:
-        """The beginning of a character that is held back, or nothing."""
-        return self._pending
+        self.pending = b""  # the beginning of a character that is held back, or nothing
 
     def feed(self, token_id: int) -> str:
         """The characters that this token completes."""
-        data = self._pending + self._token_bytes(token_id)
+        data = self.pending + self._token_bytes(token_id)
         text, num_used = codecs.utf_8_decode(data, "replace", False)
-        self._pending = data[num_used:]
+        self.pending = data[num_used:]
         return text
 
     def finish(self) -> str:
         """U+FFFD if the tokens ended inside a character, else nothing."""
-        text = self._pending.decode("utf-8", "replace")
-        self._pending = b""
+        text = self.pending.decode("utf-8", "replace")
+        self.pending = b""
         return text
 
 

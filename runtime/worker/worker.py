@@ -63,7 +63,6 @@ class Worker:
         self.sampler = sampler
         self._page_size = page_size
 
-    @torch.inference_mode()
     def run(self, work: SequenceOf[PlannedWork], moves: SequenceOf[Move]) -> list[Outcome]:
         """One outcome for each of `work`, in its order. Constrained sequences have their masks."""
         for move in moves:
@@ -78,17 +77,18 @@ class Worker:
         guessing: list[tuple[int, int, int]] = []  # the same
         first_row = 0
         for index, item in enumerate(work):
-            for position in item.sequence.logit_positions(item.start, item.end):
-                if isinstance(item.sequence, ScoringSequence):
+            sequence, start = item.sequence, item.start
+            for position in sequence.logit_positions(start, start + item.num_tokens):
+                if isinstance(sequence, ScoringSequence):
                     scoring.append((index, len(rows), position))
-                elif isinstance(item.sequence, GenerationSequence):
-                    if position >= len(item.sequence.token_ids):
+                elif isinstance(sequence, GenerationSequence):
+                    if position >= len(sequence.token_ids):
                         guessing.append((index, len(rows), position))
-                    elif item.sequence.draws_after(position):
+                    elif sequence.draws_after(position):
                         drawing.append((index, len(rows)))
-                    if item.sequence.keeps_rows:
+                    if sequence.keeps_rows:
                         keeping.append((index, len(rows), position))
-                rows.append(first_row + position - item.start)
+                rows.append(first_row + position - start)
             first_row += item.num_tokens
         logits = self.model.forward(self._batch(work, rows), self.kv)  # [R, vocab_rows]
         self._draw(work, drawing, logits, outcomes)
@@ -99,17 +99,16 @@ class Worker:
             outcomes[index].rows_ahead[position] = logits[row]
         return outcomes
 
-    @torch.inference_mode()
     def draw(
         self, sequences: SequenceOf[GenerationSequence], rows: SequenceOf[torch.Tensor]
-    ) -> list[SampledToken | PalmetteError]:
+    ) -> SequenceOf[SampledToken | PalmetteError]:
         """The next token of each from a row of logits [vocab_rows]."""
         return self._drawn(sequences, _together(rows))
 
     def _drawn(
         self, sequences: SequenceOf[GenerationSequence], logits: torch.Tensor
-    ) -> list[SampledToken | PalmetteError]:
-        return [*self.sampler.sample(logits, list(map(self._sampling_row, sequences)))]
+    ) -> SequenceOf[SampledToken | PalmetteError]:
+        return self.sampler.sample(logits, [self._sampling_row(each) for each in sequences])
 
     def _carry_out(self, move: Move) -> None:
         if isinstance(move, PageCopy):
@@ -119,16 +118,17 @@ class Worker:
             self.host.restore(move.slot, move.page)
 
     def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
-        # Lists, since most steps have a row or a few of each sequence.
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         query_starts = [0]
+        context_lengths = []
         size = self._page_size
         for item in work:
             start, end, page_ids = item.start, item.end, item.sequence.page_ids
             token_ids += item.sequence.ids_between(start, end)
             positions += range(start, end)
+            context_lengths.append(end)
             while start < end:
                 page, within = divmod(start, size)
                 count = min(size - within, end - start)
@@ -136,19 +136,14 @@ class Worker:
                 slots += range(slot, slot + count)
                 start += count
             query_starts.append(len(positions))
-        device = self.kv.device
-
-        def numbers(values: list[int]) -> torch.Tensor:
-            return torch.from_numpy(np.array(values, dtype=np.int64)).to(device)
-
         return ForwardBatch(
-            token_ids=numbers(token_ids),
-            positions=numbers(positions),
-            slots=numbers(slots),
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
             query_starts=query_starts,
-            context_lengths=[item.end for item in work],
+            context_lengths=context_lengths,
             page_tables=[item.sequence.page_ids for item in work],
-            logit_rows=numbers(rows),
+            logit_rows=rows,
         )
 
     def _draw(
@@ -166,29 +161,22 @@ class Worker:
             sequence = work[index].sequence
             assert isinstance(sequence, GenerationSequence)
             sequences.append(sequence)
-        if len(drawing) != len(logits):
+        if len(drawing) != logits.shape[0]:
             logits = _together([logits[row] for _, row in drawing])
         for (index, _), token in zip(drawing, self._drawn(sequences, logits), strict=True):
             outcomes[index].take(token)
 
-    def _sampling_row(self, sequence: GenerationSequence) -> SamplingRow:
-        mask, sequence.mask = sequence.mask, None
-        suppressed = sequence.suppressed_token_ids
-        if sequence.num_output_tokens < sequence.request.sampling.min_tokens:
-            suppressed = tuple(sequence.stop_token_ids.union(suppressed))
-        params = sequence.request.sampling
-        if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
-            params = replace(params, logprobs=None)
-        return SamplingRow(
-            params=params,
-            seed=sequence.seed,
-            path=sequence.request.path,
-            position=sequence.draw_position,
-            prompt_counts=sequence.prompt_counts,
-            output_counts=sequence.output_counts,
-            mask=mask,
-            suppressed=suppressed,
-        )
+    @staticmethod
+    def _sampling_row(sequence: GenerationSequence) -> SamplingRow:
+        row = sequence.row
+        if row is None:
+            row = sequence.row = _new_row(sequence)
+        row.position = sequence.draw_position
+        row.mask, sequence.mask = sequence.mask, None
+        row.suppressed = sequence.suppressed_token_ids
+        if sequence.num_output_tokens < row.params.min_tokens:
+            row.suppressed = tuple(sequence.stop_token_ids.union(row.suppressed))
+        return row
 
     def _score(
         self,
@@ -205,7 +193,7 @@ class Worker:
             sequence = work[index].sequence
             assert isinstance(sequence, ScoringSequence)
             targets.append(sequence.targets[position])
-        if len(scoring) != len(logits):
+        if len(scoring) != logits.shape[0]:
             logits = _together([logits[row] for _, row, _ in scoring])
         found = self.sampler.logprobs_of(logits, targets)
         for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
@@ -221,3 +209,17 @@ def _together(rows: SequenceOf[torch.Tensor]) -> torch.Tensor:
     if rows[0].is_cpu:
         return torch.from_numpy(np.stack([row.numpy() for row in rows]))
     return torch.stack(list(rows))
+
+
+def _new_row(sequence: GenerationSequence) -> SamplingRow:
+    params = sequence.request.sampling
+    if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
+        params = replace(params, logprobs=None)
+    return SamplingRow(
+        params=params,
+        seed=sequence.seed,
+        path=sequence.request.path,
+        position=sequence.draw_position,
+        prompt_counts=sequence.prompt_counts,
+        output_counts=sequence.output_counts,
+    )

@@ -92,9 +92,9 @@ class Recorder:
         by_end = {
             (tuple(s.page_ids), s.num_computed_tokens): s for s in self.engine._scheduler.running
         }
-        for row, values in zip(batch.logit_rows.tolist(), logits, strict=True):
+        for row, values in zip(batch.logit_rows, logits, strict=True):
             index = next(i for i in range(batch.num_sequences) if row < batch.query_starts[i + 1])
-            length = int(batch.positions[row]) + 1
+            length = batch.positions[row] + 1
             start = length - (batch.query_starts[index + 1] - batch.query_starts[index])
             sequence = by_end[tuple(batch.page_tables[index]), start]
             self.logits[tuple(sequence.token_ids[:length])] = values.clone()

@@ -51,13 +51,13 @@ def make_case(
     for _, rows, _ in sequences:
         starts.append(starts[-1] + rows)
     batch = ForwardBatch(
-        token_ids=torch.zeros(len(positions), dtype=torch.int64),
-        positions=torch.tensor(positions),
-        slots=torch.zeros(len(positions), dtype=torch.int64),
+        token_ids=[0] * len(positions),
+        positions=positions,
+        slots=[0] * len(positions),
         query_starts=starts,
         context_lengths=[cached + rows for cached, rows, _ in sequences],
         page_tables=[table for _, _, table in sequences],
-        logit_rows=torch.tensor([end - 1 for end in starts[1:]]),
+        logit_rows=[end - 1 for end in starts[1:]],
     )
     queries = torch.randn(len(positions), num_heads, HEAD_DIM, generator=generator).to(dtype)
     return Case(batch, kv, queries)

@@ -239,7 +239,10 @@ def test_bfloat16_is_near_float32(kernels: str) -> None:
         ({"page_tables": [[64]]}, "an unknown page"),
         ({"page_tables": [[]]}, "fewer pages than its context needs"),
         ({"context_lengths": [2]}, "a context shorter than its rows"),
-        ({"query_starts": [0, 2]}, "no row|rows of no sequence|not there"),
+        ({"query_starts": [0, 2]}, "rows of no sequence"),
+        ({"token_ids": [5, 6]}, "another number of|rows of no sequence"),
+        ({"positions": [0, 1]}, "another number of|rows of no sequence"),
+        ({"slots": []}, "another number of"),
         ({"logit_rows": [3]}, "logits of a row that is not there"),
         ({"logit_rows": [2, 1]}, "rows of logits out of order"),
     ],
@@ -250,9 +253,7 @@ def test_a_batch_that_is_none_is_refused_and_nothing_read_beyond(
     ours = own(oracle(**SHAPE))
     batch = make_batch([([5, 6, 7], 0, [0])])
     fields = {name: getattr(batch, name) for name in type(batch).__dataclass_fields__}
-    for name, value in damage.items():
-        is_tensor = isinstance(fields[name], torch.Tensor)
-        fields[name] = torch.tensor(value) if is_tensor else value
+    fields |= damage
     with pytest.raises(ValueError, match=f"a batch with.*{words}"):
         ours.forward(type(batch)(**fields), make_pool(ours.config))
 

@@ -138,7 +138,7 @@ def test_a_batch_without_logit_rows_fills_the_pages_and_returns_no_rows() -> Non
     kv = make_pool(model.config)
     token_ids = random_ids(9, 61)
     batch = make_batch([(token_ids[:8], 0, [3, 4, 5])])
-    no_rows = torch.empty(0, dtype=torch.int64)
+    no_rows: list[int] = []
     silent = type(batch)(
         **{name: getattr(batch, name) for name in batch.__slots__ if name != "logit_rows"},
         logit_rows=no_rows,

@@ -103,13 +103,13 @@ def make_batch(
         starts.append(len(ids))
     logit_rows = list(range(len(ids))) if every_row else [end - 1 for end in starts[1:]]
     return ForwardBatch(
-        token_ids=torch.tensor(ids),
-        positions=torch.tensor(positions),
-        slots=torch.tensor(slots),
+        token_ids=ids,
+        positions=positions,
+        slots=slots,
         query_starts=starts,
         context_lengths=[len(token_ids) for token_ids, _, _ in sequences],
         page_tables=[table for _, _, table in sequences],
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        logit_rows=logit_rows,
     )
 
 

@@ -1,7 +1,8 @@
-"""Draws by the extension are those by torch, token for token."""
+"""Draws by the extension are those by torch, token for token, and log-probabilities the same."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from palmette.runtime.sampling import SampledToken, Sampler, SamplingRow
 native = cpu.extension()
 pytestmark = pytest.mark.skipif(native is None, reason="the extension was not built")
 NAMES: list[str] = [] if native is None else native.available()
+
+KINDS = ["plain", "ties", "flat", "far", "one", "forbidden", "apart"]
+SIZES = [(5, 5), (61, 64), (512, 512), (1023, 1040), (1537, 1537), (9000, 9000)]
 
 # Filters that leave much and little, alone and together, at temperatures of both extremes.
 PARAMS = [
@@ -49,6 +53,10 @@ def logits_of(kind: str, vocab_rows: int, generator: torch.Generator) -> torch.T
     elif kind == "forbidden":
         logits[torch.rand(logits.shape, generator=generator) < 0.9] = -torch.inf
         logits[:, 1] = 0.0
+    elif kind == "apart":  # whole stretches weigh nothing, next to others that do
+        logits[:, : vocab_rows // 3] = -torch.inf
+        logits[:, 2 * vocab_rows // 3 :] -= 1000
+        logits[:, 1] = 0.0
     return logits
 
 
@@ -59,10 +67,8 @@ def sampled(
     return [str(each) if isinstance(each, EngineError) else each for each in results]
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "flat", "far", "one", "forbidden"])
-@pytest.mark.parametrize(
-    ("vocab_size", "vocab_rows"), [(5, 5), (61, 64), (1023, 1040), (9000, 9000)]
-)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("vocab_size", "vocab_rows"), SIZES)
 def test_they_are_those_by_torch(
     vocab_size: int, vocab_rows: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,3 +131,105 @@ def test_a_row_that_is_not_numbers_ends_alone(bad: float, params: SamplingParams
     mask[33] = False
     masked = [SamplingRow(params=params, seed=0, position=0, mask=mask) for _ in range(3)]
     assert all(isinstance(each, SampledToken) for each in sampler.sample(logits, masked))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("vocab_size", "vocab_rows"), SIZES)
+def test_log_probabilities_are_those_by_torch(
+    vocab_size: int, vocab_rows: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = logits_of(kind, vocab_rows, torch.Generator().manual_seed(vocab_size))
+    before = logits.clone()
+    rng = np.random.default_rng(vocab_size)
+    num_rows = len(logits)
+    targets = [rng.integers(vocab_size, size=index % 4).tolist() for index in range(num_rows)]
+    token_ids = rng.integers(vocab_size, size=num_rows).tolist()
+    num_top = [(0, 1, 5, vocab_size + 3)[index % 4] for index in range(num_rows)]
+    monkeypatch.setenv("PALMETTE_KERNELS", "torch")
+    by_torch = Sampler(vocab_size=vocab_size, vocab_rows=vocab_rows)
+    scores = by_torch.logprobs_of(logits, targets)
+    described = by_torch.describe(logits, token_ids, num_top)
+    for name in NAMES:
+        monkeypatch.setenv("PALMETTE_KERNELS", name)
+        sampler = Sampler(vocab_size=vocab_size, vocab_rows=vocab_rows)
+        found = sampler.logprobs_of(logits, targets)
+        assert list(map(len, found)) == list(map(len, scores))
+        for values, expected in zip(found, scores, strict=True):
+            assert values == pytest.approx(expected, abs=1e-9)
+        for told, wanted in zip(
+            sampler.describe(logits, token_ids, num_top), described, strict=True
+        ):
+            assert told.token_id == wanted.token_id
+            assert told.logprob == pytest.approx(wanted.logprob, abs=1e-9)
+            assert [token_id for token_id, _ in told.top] == [i for i, _ in wanted.top]
+            expected = [logprob for _, logprob in wanted.top]
+            assert [logprob for _, logprob in told.top] == pytest.approx(expected, abs=1e-9)
+    assert torch.equal(logits, before)
+
+
+def test_log_probabilities_have_the_same_bits_in_any_company_and_on_any_number_of_threads() -> None:
+    logits = logits_of("plain", 3000, torch.Generator().manual_seed(0))
+    sampler = Sampler(vocab_size=3000, vocab_rows=3000)
+    token_ids = list(range(len(logits)))
+    num_top = [index % 7 for index in token_ids]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [
+            sampler.describe(logits[i : i + 1], [token_ids[i]], [num_top[i]])[0] for i in token_ids
+        ]
+        for num_threads in (1, 2, 4):
+            torch.set_num_threads(num_threads)
+            assert sampler.describe(logits, token_ids, num_top) == alone
+            turned = sampler.describe(logits.flip(0), token_ids[::-1], num_top[::-1])
+            assert turned[::-1] == alone
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_scored_and_drawn_tokens_have_the_same_log_probabilities() -> None:
+    logits = logits_of("plain", 700, torch.Generator().manual_seed(2))
+    sampler = Sampler(vocab_size=690, vocab_rows=700)
+    mask = np.arange(700) % 3 == 0
+    rows = [
+        SamplingRow(
+            params=replace(params, logprobs=index % 3),
+            seed=4,
+            position=index,
+            mask=mask if index % 2 else None,
+        )
+        for index, params in enumerate(PARAMS)
+    ]
+    drawn = [
+        token.logprob for token in sampler.sample(logits, rows) if isinstance(token, SampledToken)
+    ]
+    told = [each for each in drawn if each is not None]
+    assert len(told) == len(PARAMS)
+    ids = [[each.token_id, *(token_id for token_id, _ in each.top)] for each in told]
+    values = [[each.logprob, *(logprob for _, logprob in each.top)] for each in told]
+    assert sampler.logprobs_of(logits, ids) == values
+
+
+@pytest.mark.parametrize("bad", [[0.0, torch.nan], [0.0, torch.inf], [-torch.inf, -torch.inf]])
+def test_a_row_without_log_probabilities_ends_alone(bad: list[float]) -> None:
+    params = SamplingParams(temperature=0, logprobs=2)
+    rows = [SamplingRow(params=params, seed=0, position=0) for _ in range(3)]
+    logits = torch.tensor([[1.0, 0.0], bad, [0.0, 1.0]])
+    first, second, third = Sampler(vocab_size=2, vocab_rows=2).sample(logits, rows)
+    assert isinstance(first, SampledToken)
+    assert isinstance(second, EngineError)
+    assert isinstance(third, SampledToken)
+    assert first.logprob is not None
+    assert third.logprob is not None
+    assert first.logprob.top == ((0, first.logprob.logprob), (1, third.logprob.top[1][1]))
+
+
+@pytest.mark.parametrize("token_id", [-1, 4])
+def test_the_extension_reads_nothing_outside_the_vocabulary(token_id: int) -> None:
+    logits = torch.zeros(1, 5)
+    drawer = native.Drawer("base", 1, 4)
+    with pytest.raises(IndexError, match="not in the vocabulary"):
+        drawer.describe(logits.data_ptr(), 5, [[token_id]], [0], -9.0)
+    assert drawer.describe(logits.data_ptr(), 5, [[3]], [9], -1.0) == [
+        ([-1.0], [(0, -1.0), (1, -1.0), (2, -1.0), (3, -1.0)])
+    ]
