@@ -17,6 +17,17 @@ class Freezes(Protocol):
     def freeze(self, token_ids: Sequence[int], path: str | Path) -> None: ...
 
 
+@runtime_checkable
+class Speculates(Protocol):
+    """A backend that pays for the whole prompt with each call, and can answer several `gen`s of a
+    run from one.
+    """
+
+    def speculating(self, num_tokens: int) -> TokenBackend:
+        """The backend for one run, whose calls write so many tokens at most."""
+        ...
+
+
 _default: TokenBackend | None = None
 
 

@@ -179,7 +179,7 @@ class Branch:
         with self.run.lock:
             branch: Branch | None = self
             while branch is not None:
-                branch.usage = _sum(branch.usage, usage)
+                branch.usage = branch.usage.plus(usage)
                 branch = branch.parent
 
     def fail(self, failure: Failure) -> None:
@@ -327,9 +327,3 @@ def _is_gone(
     run = run_ref()
     if run is not None and not run.is_finished and path in run.open_paths:
         run.work.call(run.branch_gone, parent_ref, path, submitted)
-
-
-def _sum(left: Usage, right: Usage) -> Usage:
-    return Usage(
-        **{name: getattr(left, name) + getattr(right, name) for name in Usage.__dataclass_fields__}
-    )

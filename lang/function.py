@@ -10,9 +10,9 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from palmette.errors import ProgramError, UnsupportedFeature
+from palmette.errors import InvalidRequest, ProgramError, UnsupportedFeature
 from palmette.lang import batch
-from palmette.lang.backend import Freezes, resolve_backend
+from palmette.lang.backend import Freezes, Speculates, resolve_backend
 from palmette.lang.call import Call
 from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
@@ -43,13 +43,20 @@ class Function:
     `max_tokens`, `stop`, `seed`, ...); where a parameter has the name of an option, it is meant.
     """
 
-    def __init__(self, func: Callable[..., Any], *, bound: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        *,
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
         functools.update_wrapper(self, func)
         self.func = func
         self.is_async = inspect.iscoroutinefunction(func)
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise TypeError(f"{func.__name__} is a generator: a program does not yield")
         self._bound = dict(bound or {})
+        self.num_api_spec_tokens = num_api_spec_tokens
         self._signature = inspect.signature(func)
         parameters = list(self._signature.parameters.values())
         if not parameters or parameters[0].kind not in (
@@ -79,7 +86,11 @@ class Function:
         for name in arguments:
             if name not in self._names:
                 raise TypeError(f"{self.func.__name__} has no parameter named {name!r}")
-        return Function(self.func, bound={**self._bound, **arguments})
+        return Function(
+            self.func,
+            bound={**self._bound, **arguments},
+            num_api_spec_tokens=self.num_api_spec_tokens,
+        )
 
     def run(
         self,
@@ -288,6 +299,8 @@ class Function:
         backend: TokenBackend,
         options: RunOptions,
     ) -> Call:
+        if self.num_api_spec_tokens is not None and isinstance(backend, Speculates):
+            backend = backend.speculating(self.num_api_spec_tokens)
         return Call(
             self.func,
             args,
@@ -376,19 +389,22 @@ def _arguments_of(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 def function(func: Callable[..., Any]) -> Function: ...
 @overload
 def function(
-    func: None = None, num_api_spec_tokens: None = None
+    func: None = None, num_api_spec_tokens: int | None = None
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a program of a function; with or without parentheses.
 
-    Raises UnsupportedFeature for `num_api_spec_tokens`, which is for remote text APIs.
+    `num_api_spec_tokens`: behind an API, a call may write so many tokens, from which later `gen`s
+    of the branch are answered as far as the program goes on as the model did. An engine shares
+    prefixes instead, so that there it changes nothing. Raises InvalidRequest if it is below 1.
     """
-    if num_api_spec_tokens is not None:
-        raise UnsupportedFeature(
-            "num_api_spec_tokens",
-            "token backends share prefixes instead of guessing ahead",
+    if num_api_spec_tokens is not None and num_api_spec_tokens < 1:
+        raise InvalidRequest(
+            f"num_api_spec_tokens must be at least 1, got {num_api_spec_tokens}",
             param="num_api_spec_tokens",
         )
-    return Function if func is None else Function(func)
+    if func is None:
+        return lambda each: Function(each, num_api_spec_tokens=num_api_spec_tokens)
+    return Function(func, num_api_spec_tokens=num_api_spec_tokens)

@@ -17,6 +17,7 @@ Importing it loads neither torch nor any other large library; `Engine` is loaded
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from palmette.errors import (
@@ -29,6 +30,7 @@ from palmette.errors import (
     PalmetteError,
     PrimitiveFailed,
     ProgramError,
+    RemoteError,
     RequestAborted,
     UnsupportedFeature,
     VariableNotSet,
@@ -63,9 +65,12 @@ from palmette.lang.function import Function, function
 from palmette.lang.state import State
 
 if TYPE_CHECKING:
+    from palmette.lang.backends.anthropic import Anthropic
+    from palmette.lang.backends.openai import OpenAI
     from palmette.runtime.async_engine import AsyncEngine as Engine
 
 __all__ = [
+    "Anthropic",
     "BackendNotSet",
     "Branches",
     "ByteTokenizer",
@@ -77,9 +82,11 @@ __all__ = [
     "InvalidOutput",
     "InvalidRequest",
     "ModelError",
+    "OpenAI",
     "PalmetteError",
     "PrimitiveFailed",
     "ProgramError",
+    "RemoteError",
     "Reply",
     "RequestAborted",
     "ScriptedBackend",
@@ -114,13 +121,20 @@ __all__ = [
 ]
 
 
+# What is loaded when it is first asked for.
+_LARGE = {
+    "Anthropic": ("palmette.lang.backends.anthropic", "Anthropic"),
+    "Engine": ("palmette.runtime.async_engine", "AsyncEngine"),
+    "OpenAI": ("palmette.lang.backends.openai", "OpenAI"),
+}
+
+
 def __getattr__(name: str) -> Any:
     """Load what is large when it is first asked for."""
-    if name == "Engine":
-        from palmette.runtime.async_engine import AsyncEngine
-
-        globals()[name] = AsyncEngine
-        return AsyncEngine
+    if name in _LARGE:
+        module, own_name = _LARGE[name]
+        globals()[name] = getattr(import_module(module), own_name)
+        return globals()[name]
     if name == "__version__":
         from importlib.metadata import version
 

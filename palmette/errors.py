@@ -20,6 +20,7 @@
     │   └── DownloadError                    what was fetched, and why it failed
     ├── EngineError
     │   ├── EngineStopped                    the engine was shut down, or its thread died
+    │   ├── RemoteError                      status: an API failed, or answered what cannot be used
     │   ├── CacheFull                        num_pages_needed, num_pages_left: no room is left
     │   └── RequestAborted                   aborted by the caller, a client's death, or a deadline
     └── ProgramError                         a program misused the language
@@ -163,6 +164,14 @@ class EngineError(PalmetteError):
 
 class EngineStopped(EngineError):
     """The engine was shut down, or its thread ended with an error (see `__cause__`)."""
+
+
+class RemoteError(EngineError):
+    """A server could not be reached, or gave an error; `status` is its HTTP status, if it did."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CacheFull(EngineError):

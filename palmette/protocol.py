@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Literal, Protocol, TypedDict, get_args, runtime_checkable
 
@@ -350,6 +350,15 @@ class Usage:
     queued_seconds: float = 0.0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
+
+    def plus(self, other: Usage) -> Usage:
+        """Both together."""
+        return Usage(
+            **{
+                each.name: getattr(self, each.name) + getattr(other, each.name)
+                for each in fields(self)
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -599,5 +599,5 @@ def test_generators_and_functions_without_a_state_are_no_programs() -> None:
         @pm.function
         def nothing() -> None: ...
 
-    with pytest.raises(UnsupportedFeature, match="num_api_spec_tokens"):
-        pm.function(num_api_spec_tokens=64)  # type: ignore[call-overload]
+    with pytest.raises(pm.InvalidRequest, match="num_api_spec_tokens must be at least 1"):
+        pm.function(num_api_spec_tokens=0)

@@ -108,12 +108,19 @@ def finite(value: Any) -> bool:
 def live(backend: TokenBackend, **options: Any) -> Iterator[str]:
     """The URL of a server on a loopback port, with a thread of its own."""
     app: FastAPI = create_app(backend, **options)
+    with served(app, app.state.service.stop.set) as url:
+        yield url
+
+
+@contextmanager
+def served(app: FastAPI, end_running: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """The same of any app."""
     ready = threading.Event()
     listener = bind("127.0.0.1", 0)
     server = Server(
         uvicorn.Config(app, log_level="warning", lifespan="off"),
         on_ready=ready.set,
-        end_running=app.state.service.stop.set,
+        end_running=end_running,
         grace=0,
     )
     thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
