@@ -35,10 +35,3 @@ def test_every_test_file_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+\.py)`", PAGE.read_text()))
     assert named
     assert all((Path(__file__).parent / name).exists() for name in named)
-
-
-def test_every_refused_option_is_on_the_page() -> None:
-    from palmette.lang.options import _REFUSED
-
-    page = PAGE.read_text()
-    assert all(f"`{name}`" in page for name in _REFUSED)
