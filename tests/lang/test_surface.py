@@ -78,6 +78,25 @@ def test_global_config_is_the_default_backend_and_what_is_fixed() -> None:
             unknown()
 
 
+def test_a_state_shows_its_path_and_its_variables() -> None:
+    @pm.function
+    def program(s: pm.State) -> list[str]:
+        s += "p" + pm.gen("x")
+        return [repr(s), repr(s.fork(2)[1])]
+
+    shown = program.run(backend=ScriptedBackend()).ret_value
+    assert shown == ["<State path=() variables: x>", "<State path=(0, 1) variables: x>"]
+
+
+def test_an_engine_takes_no_options_that_it_does_not_know() -> None:
+    with pytest.raises(TypeError, match="model_path"):
+        pm.Engine("tiny", model_path="some/model")  # type: ignore[call-arg]
+    assert not hasattr(pm.Engine, "shutdown")
+    assert not hasattr(pm.Engine, "async_generate")
+    with AsyncEngine.over(lambda: tiny_engine()) as engine, pytest.raises(TypeError):
+        engine.generate("some text", {"temperature": 0})  # type: ignore[call-arg]
+
+
 # -- Prefixes computed ahead ---------------------------------------------------------------------
 
 
