@@ -36,6 +36,7 @@ _CONSTRAINT_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[ConstraintKind, ...]
     "order": (get_args(OrderName), ("json_schema", "structural_tag")),
     "undeclared": (get_args(UndeclaredName), ("json_schema", "structural_tag")),
 }
+_MAX_STOP_PATTERNS = 16
 _SYNTAXES = {"regex": get_args(RegexSyntax), "grammar": get_args(GrammarSyntax)}
 _GRAMMAR_BACKENDS = get_args(GrammarBackend)
 
@@ -227,6 +228,12 @@ class SamplingParams:
                 raise InvalidRequest(f"{name} must be a tuple of strings", param=name)
             if not all(isinstance(text, str) and text for text in texts):
                 raise InvalidRequest(f"{name} strings must be non-empty strings", param=name)
+        if len(self.stop_regex) > _MAX_STOP_PATTERNS:  # each is followed on its own
+            raise InvalidRequest(
+                f"stop_regex takes at most {_MAX_STOP_PATTERNS} patterns, got "
+                f"{len(self.stop_regex)}: join some with |",
+                param="stop_regex",
+            )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias:
