@@ -189,16 +189,21 @@ def test_leaving_a_with_block_aborts_what_still_runs() -> None:
 
 @BOTH
 async def test_meta_data_come_with_the_text_of_a_variable(program: pm.Function) -> None:
-    backend = ScriptedBackend(Reply(text="ab", token_delay=0.1))
-    state = program.stream_async(backend=backend)
+    state = program.stream_async(backend=ScriptedBackend("ab"))
     pairs = [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
-    assert pairs[0] == ("a", {})  # it is not set yet
     assert "".join(text for text, _ in pairs) == "ab"
     await state.ready()
+    assert all(meta in ({}, state.meta("x")) for _, meta in pairs)
     assert pairs[-1] == ("", state.meta("x"))
     assert pairs[-1][1]["token_ids"] == tuple(b"ab")
     late = [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
     assert late == [(text, state.meta("x")) for text in ("a", "b", "")]
+    failing = Reply(text="ab", error=RuntimeError("boom"), fails_after=1)
+    state = program.stream_async(backend=ScriptedBackend(failing))
+    reader = state.text_async_iter("x", return_meta_data=True)
+    assert await anext(reader) == ("a", {})  # it is never set
+    with pytest.raises(PrimitiveFailed, match="boom"):
+        await anext(reader)
     with pytest.raises(InvalidRequest, match="return_meta_data needs var_name"):
         state.text_async_iter(return_meta_data=True)
 
