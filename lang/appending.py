@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from palmette.errors import ProgramError
+from palmette.errors import ProgramError, UnsupportedFeature
 from palmette.lang.branch import Branch
 from palmette.lang.nodes import (
     Expr,
@@ -93,17 +93,30 @@ class _Builder:
 
     def _gen(self, expr: Gen) -> Operation:
         backend = self._run.backend
-        sampling = resolve_sampling(
+        sampling, report = resolve_sampling(
             backend.default_sampling, self._run.defaults, expr.overrides, expr.extra_stop
         )
+        if report.n > 1 and expr.append:
+            raise UnsupportedFeature(
+                f"n={report.n} with append", "it would add a list to a list", param="n"
+            )
         slot = self._new_slot(expr, expr.name, append=expr.append)
         slot.reader = expr.reader
+        further = tuple(
+            Slot(slot.name, self._branch, reader=expr.reader) for _ in range(report.n - 1)
+        )
+        if further and expr.name is not None:
+            samples = gathered(expr.name, self._branch, (slot, *further))
+            samples.was_sampled = True
+            self.slots[expr.name] = samples
         return Generate(
             name=expr.describe(),
             where=self._where,
             slot=slot,
             sampling=sampling,
             constraint=expr.constraint,
+            report=report,
+            further=further,
         )
 
     def _select(self, expr: Select) -> Operation:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from palmette.errors import BackendNotSet
-from palmette.protocol import TokenBackend
+from palmette.errors import BackendNotSet, UnsupportedFeature
+from palmette.protocol import Request, SamplingParams, TokenBackend
 
 
 @runtime_checkable
@@ -25,6 +27,15 @@ class Speculates(Protocol):
 
     def speculating(self, num_tokens: int) -> TokenBackend:
         """The backend for one run, whose calls write so many tokens at most."""
+        ...
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """A backend that counts what it does."""
+
+    def stats(self) -> Any:
+        """A dataclass of figures."""
         ...
 
 
@@ -51,9 +62,50 @@ def resolve_backend(backend: TokenBackend | None) -> TokenBackend:
     return _default
 
 
-def flush_cache(backend: TokenBackend | None = None) -> None:
-    """Drop every cached prefix of the backend (the default one) that no running request holds."""
+def flush_cache(backend: TokenBackend | None = None, empty_cache: bool | None = None) -> bool:
+    """Drop every cached prefix of the backend (the default one) that no running request holds; True
+    when it is done.
+
+    Raises UnsupportedFeature for ``empty_cache=True``: the memory of the pages stays allocated.
+    """
+    if empty_cache:
+        raise UnsupportedFeature(
+            "empty_cache", "the memory of an engine's pages stays its own", param="empty_cache"
+        )
     resolve_backend(backend).flush_cache()
+    return True
+
+
+def get_server_info(backend: TokenBackend | None = None) -> dict[str, Any]:
+    """What there is to know of the backend (the default one): ``model_name``, ``max_context``,
+    ``vocab_size``, ``default_sampling``, Palmette's ``version`` and, where the backend counts what
+    it does, ``stats``.
+    """
+    from importlib.metadata import version  # takes long to load
+
+    resolved = resolve_backend(backend)
+    info: dict[str, Any] = {
+        "model_name": resolved.model_name,
+        "max_context": resolved.max_context,
+        "vocab_size": resolved.tokenizer.vocab_size,
+        "default_sampling": asdict(resolved.default_sampling),
+        "version": version("palmette"),
+    }
+    if isinstance(resolved, Counts):
+        info["stats"] = asdict(resolved.stats())
+    return info
+
+
+async def compute_prefix(backend: TokenBackend, token_ids: Sequence[int]) -> None:
+    """Have the backend compute a prompt and generate nothing, so that it is cached."""
+    request = Request(
+        request_id=f"prefix-{uuid.uuid4().hex}",
+        token_ids=tuple(token_ids),
+        sampling=SamplingParams(max_tokens=0),
+    )
+    async for event in backend.generate(request):
+        if event.error is not None:
+            raise event.error
 
 
 def checked(backend: TokenBackend) -> TokenBackend:

@@ -68,10 +68,12 @@ class Branch:
     def submit(self, operations: Sequence[Operation], slots: dict[str, Slot]) -> None:
         """Queue `operations`; `slots` become the values of their names. Returns at once.
 
-        Raises RequestAborted if the run was cancelled, ProgramError if it has ended.
+        Raises RequestAborted if the run was cancelled, ProgramError if it has ended and there is
+        something to do.
         """
         with self.run.lock:
-            self.run.check_open()
+            if operations or not self.run.is_finished:
+                self.run.check_open()
             self.slots.update(slots)
             if operations:
                 self._come_back()
@@ -156,11 +158,12 @@ class Branch:
             self.text_changed.notify()
         self._start()
 
-    def add_text(self, text: str, slot: Slot | None = None) -> None:
-        """Let readers see `text`. On the loop."""
+    def add_text(self, text: str, slot: Slot | None = None, *, is_part: bool = True) -> None:
+        """Let readers see `text`; in the slot alone if it is no part of the branch. On the loop."""
         if text:
             with self.run.lock:
-                self.chunks.append(text)
+                if is_part:
+                    self.chunks.append(text)
                 if slot is not None:
                     slot.chunks.append(text)
                 self.text_changed.notify()

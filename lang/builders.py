@@ -5,12 +5,12 @@ Arguments are checked here, in the caller's thread, before anything runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
-from palmette.lang.choices import ChoicesMethod
+from palmette.lang.choices import ChoiceRule, ChoicesMethod, method_name
 from palmette.lang.nodes import (
     Concatenation,
     Expr,
@@ -59,9 +59,9 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: type | str | None = None,
+    dtype: object = None,
     choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | str | None = None,
+    choices_method: ChoicesMethod | ChoiceRule | str | None = None,
     regex: str | None = None,
     json_schema: object = None,
     *,
@@ -83,8 +83,15 @@ def gen(
     """The model goes on; what it writes becomes variable `name`, if one is given.
 
     What is not given here comes from the options of the run, then from the model's own defaults;
-    `max_tokens` is 128 where neither says. A generation ends at `max_tokens`, a string of `stop` or
-    a token of `stop_token_ids` (which are no part of the text), or end-of-sequence.
+    `max_tokens` is 128 where neither says. A generation ends at `max_tokens`, a string of `stop`, a
+    match of `stop_regex` (in the syntax of Python's `re`) or a token of `stop_token_ids`, which are
+    no part of the text, or at end-of-sequence.
+
+    With `n` above 1 the variable is a list of so many texts, all drawn for the same prompt; the
+    first of them goes into the text. `return_logprob` gives the log-probability of each token,
+    `top_logprobs_num` the likeliest tokens at its place, `logprob_start_len` the log-probabilities
+    of the prompt's tokens from that position on, `return_text_in_logprobs` the text of each: see
+    `State.meta`.
 
     `regex`, `json_schema`, `grammar`, `structural_tag` and `dtype` say what the whole text must be;
     see `output_of_schema` and `output_of_dtype` for the value that results. `ebnf` is a `grammar`
@@ -95,8 +102,7 @@ def gen(
     differently.
 
     Raises InvalidRequest, ValueError or TypeError for an argument that makes no sense, and
-    UnsupportedFeature for `n` above 1, `stop_regex`, `logprob_start_len` and
-    `return_text_in_logprobs`, which are not honoured.
+    UnsupportedFeature, naming it, for one that is not honoured.
     """
     options = {
         "max_tokens": max_tokens,
@@ -164,21 +170,71 @@ def gen(
     )
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expr:
-    """An integer, which is the variable's value. Takes the options of `gen`."""
-    return gen(name, max_tokens, dtype=int, **options)
+def _gen_of(dtype: type, name: str, doc: str) -> Callable[..., Expr]:
+    """`gen` of a type; the options that SGLang's has by position are in its order."""
+
+    def build(
+        name: str | None = None,
+        max_tokens: int | None = None,
+        n: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        frequency_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        ignore_eos: bool | None = None,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        return_text_in_logprobs: bool | None = None,
+        **options: Any,
+    ) -> Expr:
+        return gen(
+            name,
+            max_tokens,
+            n=n,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            stop_regex=stop_regex,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            ignore_eos=ignore_eos,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+            return_text_in_logprobs=return_text_in_logprobs,
+            dtype=dtype,
+            **options,
+        )
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = doc
+    return build
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> Expr:
-    """A string in double quotes; the value is what stands between them. Takes `gen`'s options."""
-    return gen(name, max_tokens, dtype=str, **options)
+gen_int = _gen_of(
+    int, "gen_int", "An integer, which is the variable's value. Takes the options of `gen`."
+)
+gen_string = _gen_of(
+    str,
+    "gen_string",
+    "A string in double quotes; the value is what stands between them. Takes `gen`'s options.",
+)
 
 
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesMethod | str = ChoicesMethod.PROBABILITY,
+    choices_method: ChoicesMethod | ChoiceRule | str = ChoicesMethod.PROBABILITY,
     *,
     seed: int | None = None,
     append: bool = False,
@@ -187,7 +243,8 @@ def select(
 
     With a `temperature` it is drawn: probabilities to the power of 1 / `temperature`, normalised.
     ``state.meta(name)["probabilities"]`` are P(option | prompt, options) and sum to 1; with one
-    option the model is not asked. `choices_method` names another rule, see `ChoicesMethod`.
+    option the model is not asked. `choices_method` names another rule, see `ChoicesMethod`, or is
+    one: a callable as `ChoicesSamplingMethod` describes it.
 
     Raises TypeError for an option that is not a string, ValueError where there is none, an empty
     one, or the same one twice.
@@ -200,7 +257,7 @@ def select(
     overrides = sampling_overrides({"temperature": temperature, "seed": seed})
     if temperature and method is not ChoicesMethod.PROBABILITY:
         raise UnsupportedFeature(
-            f"temperature with choices_method={method.value!r}",
+            f"temperature with choices_method={method_name(method)!r}",
             "only the default method draws from probabilities",
             param="temperature",
         )
@@ -294,7 +351,7 @@ def _message(role: str, content: Expr | str | None) -> Expr:
 def _gen_of_choices(
     name: str | None,
     choices: Sequence[str],
-    method: ChoicesMethod | str | None,
+    method: ChoicesMethod | ChoiceRule | str | None,
     options: dict[str, Any],
     append: bool,
 ) -> Expr:
@@ -376,7 +433,11 @@ def _checked_choices(choices: Sequence[str]) -> tuple[str, ...]:
     return options
 
 
-def _method(method: ChoicesMethod | str) -> ChoicesMethod:
+def _method(method: ChoicesMethod | ChoiceRule | str) -> ChoicesMethod | ChoiceRule:
+    if isinstance(method, type):
+        raise TypeError(f"choices_method takes a rule, not a class of them: {method.__name__}()")
+    if callable(method):
+        return method
     try:
         return ChoicesMethod(method)
     except ValueError:

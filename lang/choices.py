@@ -7,17 +7,19 @@ probabilities of its tokens from there on. Where its tokens are the beginning of
 is multiplied by the probability that the model does not go on into one of those. The probabilities
 are the likelihoods divided by their sum.
 
-The rules known from SGLang are there by name. They pick by another score; the probabilities
-reported are the same.
+The rules known from SGLang are there by name, and a program may bring one of its own. They pick by
+another score; the probabilities reported are the same.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from palmette.protocol import Piece, Tokenizer
 
@@ -35,6 +37,65 @@ class ChoicesMethod(str, Enum):
     # The highest mean of log-probability minus log-probability without the prompt, where the
     # latter is 0 for the first token.
     UNCONDITIONAL_LIKELIHOOD_NORMALIZED = "unconditional_likelihood_normalized"
+
+
+# The log-probability of a token, its id, and its text, which is not given here.
+Scored = tuple[float, int, None]
+
+# A rule of a program's own, called as `ChoicesSamplingMethod` is.
+ChoiceRule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesDecision:
+    """What a rule of a program's own decides: one of the choices, and more for the meta data."""
+
+    decision: str
+    meta_info: Mapping[str, Any] | None = None
+
+
+class ChoicesSamplingMethod(ABC):
+    """A rule of a program's own, for `choices_method`; called with lists in the order of choices.
+
+    `normalized_prompt_logprobs` are the mean log-probabilities of the tokens of each choice,
+    `input_token_logprobs` the tokens themselves, from the first one in which any choice differs
+    from the prompt. `unconditional_token_logprobs` are those without the prompt, in which the first
+    token has 0: None unless the rule requires them. Behind a choice nothing is generated, so
+    `output_token_logprobs` are empty.
+    """
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        """Whether the rule wants the log-probabilities without the prompt, at one more request."""
+        return False
+
+    @abstractmethod
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[Sequence[Scored]],
+        output_token_logprobs: Sequence[Sequence[Scored]],
+        unconditional_token_logprobs: Sequence[Sequence[Scored]] | None = None,
+    ) -> ChoicesDecision: ...
+
+
+def method_name(method: ChoicesMethod | ChoiceRule) -> str:
+    """What the meta data and errors call the rule."""
+    if isinstance(method, ChoicesMethod):
+        return method.value
+    return getattr(method, "__name__", type(method).__name__)
+
+
+def scored(
+    continuations: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]
+) -> list[list[Scored]]:
+    """Each token of each continuation with its log-probability."""
+    return [
+        [(value, token_id, None) for value, token_id in zip(values, ids, strict=True)]
+        for ids, values in zip(continuations, logprobs, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from palmette.errors import InvalidRequest, ProgramError, UnsupportedFeature
 from palmette.lang import batch
-from palmette.lang.backend import Freezes, Speculates, resolve_backend
+from palmette.lang.backend import Freezes, Speculates, compute_prefix, resolve_backend
 from palmette.lang.call import Call
 from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
@@ -254,6 +254,16 @@ class Function:
         given = self.bind(**arguments)._bound
         return constant_token_ids(self.func, given, resolve_backend(backend), self._run_coroutine)
 
+    def cache(self, backend: TokenBackend | None = None, **arguments: Any) -> int:
+        """Have the backend compute the `constant_prefix` now, so that runs find it in its cache;
+        how many tokens it has, 0 if there is none.
+        """
+        resolved = resolve_backend(backend)
+        token_ids = self.constant_prefix(backend=resolved, **arguments)
+        if token_ids:
+            self._run_coroutine(compute_prefix(resolved, token_ids))
+        return len(token_ids)
+
     def freeze(
         self, path: str | Path, /, *, backend: TokenBackend | None = None, **arguments: Any
     ) -> int:
@@ -278,10 +288,12 @@ class Function:
         return len(token_ids)
 
     def _run_coroutine(self, body: Coroutine[Any, Any, None]) -> None:
-        """Wait for a short coroutine of an async program."""
+        """Wait for a coroutine, of an async program or of a backend."""
         if _PROGRAMS.is_current():
             body.close()
-            raise ProgramError(f"{self.func.__name__} cannot be frozen by an async program")
+            raise ProgramError(
+                f"{self.func.__name__}: an async program can neither cache nor freeze a prefix"
+            )
         _PROGRAMS.spawn(body).result()
 
     def _call(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palmette.errors import InvalidRequest
-from palmette.lang.choices import ChoicesMethod
+from palmette.lang.choices import ChoiceRule, ChoicesMethod
 from palmette.lang.schemas import Reader
 from palmette.protocol import Constraint
 
@@ -60,8 +60,9 @@ class Special(Expr):
 class Gen(Expr):
     """Ask for a continuation.
 
-    `overrides` are fields of `SamplingParams` that were given; `extra_stop` are stop strings that
-    the kind of value needs, on top of whatever stop strings apply.
+    `overrides` are what `options.sampling_overrides` made of the options that were given;
+    `extra_stop` are stop strings that the kind of value needs, on top of whatever stop strings
+    apply.
     """
 
     name: str | None = None
@@ -83,7 +84,7 @@ class Select(Expr):
     choices: tuple[str, ...]
     temperature: float = 0.0
     seed: int | None = None
-    method: ChoicesMethod = ChoicesMethod.PROBABILITY
+    method: ChoicesMethod | ChoiceRule = ChoicesMethod.PROBABILITY
     append: bool = False
 
     def describe(self) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from palmette.errors import EngineError, RequestAborted
+from palmette.errors import EngineError, InvalidRequest, RequestAborted
 from palmette.lang.choices import (
+    ChoiceRule,
     ChoicesMethod,
     EncodedOptions,
     best_of,
@@ -18,10 +20,14 @@ from palmette.lang.choices import (
     greedy_walk,
     log_likelihoods,
     mean_logprobs,
+    method_name,
     normalize,
     normalized_by_unconditional,
+    scored,
 )
+from palmette.lang.logprobs import logprobs_meta
 from palmette.lang.nodes import Select
+from palmette.lang.options import Report
 from palmette.lang.outlook import ROLE_CHARS, Ahead
 from palmette.lang.variables import Failure, Slot
 from palmette.protocol import (
@@ -48,6 +54,7 @@ _MANY_CHARS = 20_000
 
 # Forks and branches are numbered from 0 on.
 _NOWHERE = -1
+_SAMPLES = -2  # of one `gen`
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -185,13 +192,20 @@ class AppendBranches(Operation):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generate(Operation):
-    """Have the model go on."""
+    """Have the model go on; `further` are the slots of what it writes besides, with n above 1."""
 
     sampling: SamplingParams
     constraint: Constraint | None
+    report: Report
+    further: tuple[Slot, ...] = ()
 
     def ahead(self) -> Ahead:
-        return Ahead(num_generated=self.sampling.max_tokens, num_asks=1)
+        return Ahead(num_generated=self.sampling.max_tokens * self.report.n, num_asks=1)
+
+    def fail(self, failure: Failure) -> None:
+        for slot in (self.slot, *self.further):
+            if slot is not None and not slot.is_set:
+                slot.failure = failure
 
     async def run(self, branch: Branch) -> None:
         prompt_ids = await _off_loop(branch.transcript.num_pending_chars, branch.transcript.commit)
@@ -206,14 +220,74 @@ class Generate(Operation):
             goes_on=goes_on,
             explain=branch.run.explains,
         )
+        prompt_logprobs = await self._score_prompt(branch, request)
+        first = self._generate(branch, request, self.slot, prompt_logprobs, is_part=True)
+        if not self.further:
+            await first
+            return
+        # In places where the program has no branch, so that each draws its own numbers.
+        others = [
+            self._generate(
+                branch,
+                replace(
+                    request,
+                    request_id=branch.run.next_request_id(branch),
+                    path=(*branch.path, _SAMPLES, index),
+                    goes_on=False,
+                ),
+                slot,
+                prompt_logprobs,
+                is_part=False,
+            )
+            for index, slot in enumerate(self.further)
+        ]
+        await _all_of([first, *others])
+
+    async def _score_prompt(self, branch: Branch, request: Request) -> tuple[TokenLogprob, ...]:
+        """The log-probabilities of the prompt's tokens, from where they are asked for. The first
+        token of all has none: NaN.
+        """
+        begin, prompt = self.report.logprob_start_len, request.token_ids
+        if begin is None:
+            return ()
+        start = max(1, begin)  # the first token follows nothing
+        values: tuple[float, ...] = ()
+        if start < len(prompt):
+            result = await branch.run.backend.score(
+                ScoreRequest(
+                    request_id=branch.run.next_request_id(branch),
+                    token_ids=prompt[:start],
+                    continuations=(prompt[start:],),
+                    path=request.path,
+                    outlook=request.outlook,
+                    goes_on=True,
+                )
+            )
+            branch.add_usage(result.usage)
+            values = result.logprobs[0]
+        if begin == 0:
+            values = (math.nan, *values)
+        return tuple(map(TokenLogprob, prompt[begin:], values))
+
+    async def _generate(
+        self,
+        branch: Branch,
+        request: Request,
+        slot: Slot | None,
+        prompt_logprobs: tuple[TokenLogprob, ...],
+        *,
+        is_part: bool,
+    ) -> None:
+        """Carry out the request and set the slot; its text extends the branch if it `is_part`."""
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
         async with _closing(branch.run.backend.generate(request)) as events:
             async for event in events:
                 token_ids += event.token_ids
                 logprobs += event.logprobs
-                branch.transcript.extend(event.token_ids, event.text)
-                branch.add_text(event.text, self.slot)
+                if is_part:
+                    branch.transcript.extend(event.token_ids, event.text)
+                branch.add_text(event.text, slot, is_part=is_part)
                 if event.usage is not None:
                     branch.add_usage(event.usage)
                 if event.finish_reason is None:
@@ -231,8 +305,15 @@ class Generate(Operation):
                 if branch.run.explains:
                     meta["prompt"] = event.prompt
                 if self.sampling.logprobs is not None:
-                    meta["logprobs"] = tuple(logprobs)
-                branch.set_slot(self.slot, meta)
+                    meta |= logprobs_meta(
+                        logprobs,
+                        prompt_logprobs if self.report.logprob_start_len is not None else None,
+                        decode=branch.run.backend.tokenizer.decode
+                        if self.report.return_text_in_logprobs
+                        else None,
+                        has_top=bool(self.sampling.logprobs),
+                    )
+                branch.set_slot(slot, meta)
                 return
         raise EngineError("the backend ended the generation without saying why")
 
@@ -277,7 +358,7 @@ class Choose(Operation):
         usage = result.usage
         totals = log_likelihoods(encoded.continuations, result.logprobs)
         probabilities = normalize(totals)
-        chosen, scores = await self._pick(branch, encoded, request, result, totals)
+        chosen, scores, more = await self._pick(branch, encoded, request, result, totals)
         transcript.choose(encoded.prompt_ids + encoded.continuations[chosen], options[chosen])
         branch.add_text(options[chosen], self.slot)
         meta = self._meta(
@@ -285,7 +366,7 @@ class Choose(Operation):
         )
         if branch.run.explains:
             meta["prompt"] = result.prompt
-        branch.set_slot(self.slot, meta)
+        branch.set_slot(self.slot, {**more, **meta})
 
     async def _pick(
         self,
@@ -294,23 +375,57 @@ class Choose(Operation):
         request: ScoreRequest,
         result: ScoreResult,
         totals: list[float],
-    ) -> tuple[int, list[float]]:
-        """The place of the chosen option, and the scores it was chosen by."""
+    ) -> tuple[int, list[float], Mapping[str, Any]]:
+        """The place of the chosen option, the scores it was chosen by, and what a rule of the
+        program's own has to say.
+        """
         select = self.select
         if select.method is ChoicesMethod.TOKEN_LENGTH_NORMALIZED:
             scores = mean_logprobs(result.logprobs)
-            return best_of(scores), scores
+            return best_of(scores), scores, {}
         if select.method is ChoicesMethod.GREEDY_TOKEN_SELECTION:
             scores = [values[0] for values in result.logprobs]
-            return greedy_walk(result.logprobs), scores
+            return greedy_walk(result.logprobs), scores, {}
         if select.method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED:
             unconditional = await self._unconditional(branch, request)
             scores = normalized_by_unconditional(result.logprobs, unconditional)
-            return best_of(scores), scores
+            return best_of(scores), scores, {}
+        if not isinstance(select.method, ChoicesMethod):
+            return await self._decide(select.method, branch, encoded, request, result)
         if select.temperature == 0:
-            return best_of(totals), totals
+            return best_of(totals), totals, {}
         weights = normalize(totals, select.temperature)
-        return draw(weights, self.seed, (branch.path, len(encoded.prompt_ids))), totals
+        return draw(weights, self.seed, (branch.path, len(encoded.prompt_ids))), totals, {}
+
+    async def _decide(
+        self,
+        rule: ChoiceRule,
+        branch: Branch,
+        encoded: EncodedOptions,
+        request: ScoreRequest,
+        result: ScoreResult,
+    ) -> tuple[int, list[float], Mapping[str, Any]]:
+        """As a rule of the program's own decides, which is called on a thread."""
+        options, continuations = list(self.select.choices), encoded.continuations
+        means = mean_logprobs(result.logprobs)
+        unconditional = None
+        if getattr(rule, "requires_unconditional_logprobs", False):
+            unconditional = scored(continuations, await self._unconditional(branch, request))
+        decided = await asyncio.to_thread(
+            rule,
+            choices=options,
+            normalized_prompt_logprobs=means,
+            input_token_logprobs=scored(continuations, result.logprobs),
+            output_token_logprobs=[[] for _ in options],
+            unconditional_token_logprobs=unconditional,
+        )
+        decision = getattr(decided, "decision", decided)
+        if decision not in options:
+            raise InvalidRequest(
+                f"choices_method {method_name(rule)} decided on {decision!r}, which is no choice",
+                param="choices_method",
+            )
+        return options.index(decision), means, dict(getattr(decided, "meta_info", None) or {})
 
     async def _unconditional(
         self, branch: Branch, conditional: ScoreRequest
@@ -358,7 +473,7 @@ class Choose(Operation):
     ) -> dict[str, Any]:
         options = self.select.choices
         return {
-            "method": self.select.method.value,
+            "method": method_name(self.select.method),
             "probabilities": dict(zip(options, probabilities, strict=True)),
             "log_likelihoods": dict(zip(options, totals, strict=True)),
             "scores": dict(zip(options, scores, strict=True)),
@@ -376,6 +491,17 @@ async def _off_loop(
     if num_chars < _MANY_CHARS:
         return function(*args, **kwargs)
     return await asyncio.to_thread(function, *args, **kwargs)
+
+
+async def _all_of(bodies: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all of them. The first error is raised, once the others are cancelled and over."""
+    tasks = [asyncio.ensure_future(body) for body in bodies]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -59,20 +59,69 @@ def output_of_schema(schema: object) -> TypedOutput:
 
 
 def output_of_dtype(dtype: object) -> TypedOutput:
-    """For the `dtype` argument: int, float, bool or str, or their names.
+    """For the `dtype` argument: int, float, bool or str, or their names; ``Literal[...]``, and
+    ``list[...]`` and other types with arguments.
 
     A number ends at the first space or line break, which is no part of it. A str is written as a
-    JSON string, quotes included; its value is what stands between them.
+    JSON string, quotes included; its value is what stands between them. A literal is written as
+    Python's ``str`` has it, without quotes, a list as JSON.
+
+    Raises UnsupportedFeature for any other type, InvalidRequest for literals of the same text.
     """
+    origin = get_origin(dtype)
+    if origin is Literal:
+        return _literal_output(get_args(dtype))
+    if origin is not None:
+        return _generic_output(dtype)
     name = dtype.__name__ if isinstance(dtype, type) else dtype
     made = _DTYPES.get(name) if isinstance(name, str) else None
     if made is None:
-        raise UnsupportedFeature(
-            f"dtype={dtype!r}",
-            "it is one of int, float, bool and str; use json_schema= for structured values",
-            param="dtype",
-        )
+        raise _unknown_dtype(dtype)
     return made
+
+
+def _literal_output(values: tuple[Any, ...]) -> TypedOutput:
+    of_text: dict[str, Any] = {}
+    for value in values:
+        text = str(value)
+        if isinstance(value, (bytes, enum.Enum)) or not text:
+            raise _unknown_dtype(Literal[value])
+        if text in of_text:
+            raise InvalidRequest(
+                f"dtype has {of_text[text]!r} and {value!r}, which are written the same",
+                param="dtype",
+            )
+        of_text[text] = value
+
+    def read(text: str) -> Any:
+        if text not in of_text:
+            raise ValueError(f"it is none of {list(values)}")
+        return of_text[text]
+
+    wanted = f"Literal[{', '.join(map(repr, values))}]"
+    return TypedOutput(Constraint.choices(of_text), Reader(wanted, read))
+
+
+def _generic_output(annotation: Any) -> TypedOutput:
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter
+    from pydantic.errors import PydanticInvalidForJsonSchema
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        schema = _close_objects(adapter.json_schema())
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
+        raise _unknown_dtype(annotation) from error
+    reader = Reader(str(annotation), adapter.validate_json)
+    return TypedOutput(Constraint.json_schema(schema), reader)
+
+
+def _unknown_dtype(dtype: object) -> UnsupportedFeature:
+    return UnsupportedFeature(
+        f"dtype={dtype!r}",
+        "it is int, float, bool, str, Literal[...], list[...] or another type with arguments; "
+        "use json_schema= for models and schemas",
+        param="dtype",
+    )
 
 
 def _read_bool(text: str) -> bool:
@@ -300,12 +349,14 @@ def _is_pydantic(cls: object) -> bool:
     return isinstance(cls, type) and callable(getattr(cls, "model_json_schema", None))
 
 
+_MAX_INTEGER = 2**53 - 1
 _MAPS_OF_SCHEMAS = ("properties", "$defs", "patternProperties")
 _LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "prefixItems")
 
 
 def _close_objects(schema: Any) -> Any:
-    """The schema with no other properties than the declared ones, except where it speaks of them.
+    """The schema with no other properties than the declared ones, except where it speaks of them,
+    and with integers no greater than pydantic reads in every spelling (``1.0e3`` is one).
 
     What it allows is a subset of what the model accepts.
     """
@@ -323,4 +374,9 @@ def _close_objects(schema: Any) -> Any:
             closed[key] = _close_objects(closed[key])
     if closed.get("type") == "object" and "properties" in closed:
         closed.setdefault("additionalProperties", False)
+    if closed.get("type") == "integer":
+        if "exclusiveMinimum" not in closed:
+            closed.setdefault("minimum", -_MAX_INTEGER)
+        if "exclusiveMaximum" not in closed:
+            closed.setdefault("maximum", _MAX_INTEGER)
     return closed

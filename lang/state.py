@@ -16,9 +16,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Any, Literal, TypeVar, overload
 
-from palmette.errors import ProgramError, UnsupportedFeature, VariableNotSet
+from palmette.errors import InvalidRequest, ProgramError, UnsupportedFeature, VariableNotSet
 from palmette.lang.appending import append, caller
 from palmette.lang.branch import Branch
 from palmette.lang.branches import Branches
@@ -127,7 +127,10 @@ class State:
     get_var = __getitem__
 
     def set(self, name: str, value: Any) -> None:
-        """Give a variable a value of the program's own; a list is copied and can be appended to."""
+        """Give a variable a value of the program's own; a list is copied and can be appended to.
+
+        Goes on working when the program has ended.
+        """
         self._branch.submit([], {name: Slot.of_value(name, self._branch, value)})
 
     set_var = set
@@ -141,7 +144,10 @@ class State:
 
         ``prompt_tokens = cached_tokens + prefilled_tokens`` and ``completion_tokens =
         decoded_tokens + forced_tokens``, ``milliseconds`` and parts of them, ``finish_reason``. For
-        `gen` also ``stop_reason``, ``token_ids`` and, if asked for, ``logprobs``; for `select`
+        `gen` also ``stop_reason``, ``token_ids`` and, if asked for, ``logprobs`` and
+        ``prompt_logprobs`` (of its prompt, from the position asked for), each a tuple of
+        `TokenLogprob`, and the same as SGLang has it, in entries of (log-probability, id, text):
+        ``output_token_logprobs``, ``output_top_logprobs``, ``input_token_logprobs``. For `select`
         ``probabilities``, ``log_likelihoods``, ``scores``, ``method``, ``token_ids`` and
         ``token_logprobs``, each by option. After ``run(..., explain=True)`` also ``prompt``: its
         tokens in stretches, each cached or with the reason why it was not.
@@ -242,26 +248,50 @@ class State:
             yield from self._chunks(self._branch, self._branch.chunks, self._when_ready())
             self._raise_failure()
             return
-        slot = self._find(var_name)
+        slot = _streamed(self._find(var_name))
         for leaf in slot.leaves():
             yield from self._chunks(leaf.branch, leaf.chunks, leaf.settled)
         slot.raw()
 
-    async def text_async_iter(
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, *, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, Any]]: ...
+    def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[str]:
-        """As `text_iter`, without blocking the event loop."""
-        if return_meta_data:
-            raise UnsupportedFeature(
-                "return_meta_data", "read meta(name) when it ends", param="return_meta_data"
+    ) -> AsyncIterator[str] | AsyncIterator[tuple[str, Any]]:
+        """As `text_iter`, without blocking the event loop.
+
+        With `return_meta_data`, which is for a variable, each text comes with the `meta` known by
+        then: an empty dict as long as the variable is not set. The last pair has an empty text and
+        all of it.
+        """
+        if not return_meta_data:
+            return self._text_async_iter(var_name)
+        if var_name is None:
+            raise InvalidRequest(
+                "return_meta_data needs var_name: meta data are of one variable",
+                param="return_meta_data",
             )
+        return self._text_and_meta(var_name)
+
+    async def _text_and_meta(self, var_name: str) -> AsyncIterator[tuple[str, Any]]:
+        async for chunk in self._text_async_iter(var_name):
+            yield chunk, self._slot_of(var_name, self._look_up(var_name) or False).known_meta()
+        yield "", (await self._find_async(var_name)).all_meta()
+
+    async def _text_async_iter(self, var_name: str | None) -> AsyncIterator[str]:
         if var_name is None:
             ready = self._when_ready()
             async for chunk in self._chunks_async(self._branch, self._branch.chunks, ready):
                 yield chunk
             self._raise_failure()
             return
-        slot = await self._find_async(var_name)
+        slot = _streamed(await self._find_async(var_name))
         for leaf in slot.leaves():
             async for chunk in self._chunks_async(leaf.branch, leaf.chunks, leaf.settled):
                 yield chunk
@@ -382,6 +412,17 @@ class State:
             position += len(new)
             if ended:
                 return
+
+
+def _streamed(slot: Slot) -> Slot:
+    """The slot, if its text comes as one stream."""
+    if not slot.is_stream():
+        raise UnsupportedFeature(
+            f"streaming {slot.name!r}, which has n above 1",
+            "its texts grow side by side: read the variable, or stream the whole text",
+            param="n",
+        )
+    return slot
 
 
 def _after(

@@ -49,6 +49,7 @@ class Slot:
     is_set: bool = False
     is_text: bool = True
     was_joined: bool = False
+    was_sampled: bool = False  # its parts are texts of one `gen` with n above 1
     _value: Any = None
     _was_read: bool = False
 
@@ -76,6 +77,10 @@ class Slot:
             for part in self.parts:
                 yield from part.leaves()
 
+    def is_stream(self) -> bool:
+        """Whether its text comes piece by piece, one after the other."""
+        return not self.was_sampled and all(part.is_stream() for part in self.parts or ())
+
     def settled(self) -> bool | None:
         """True once it is set or has failed, None before: a check to wait for."""
         return True if self.is_set or self.failure else None
@@ -102,6 +107,12 @@ class Slot:
         if self.parts is not None:
             return [part.all_meta() for part in self.parts]
         self._raise_failure()
+        return dict(self.meta)
+
+    def known_meta(self) -> Any:
+        """As `all_meta`, as far as it is known: empty where it has not settled."""
+        if self.parts is not None:
+            return [part.known_meta() for part in self.parts]
         return dict(self.meta)
 
     def _read(self, reader: Reader) -> Any:

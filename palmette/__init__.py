@@ -35,7 +35,12 @@ from palmette.errors import (
     UnsupportedFeature,
     VariableNotSet,
 )
-from palmette.lang.backend import flush_cache, get_default_backend, set_default_backend
+from palmette.lang.backend import (
+    flush_cache,
+    get_default_backend,
+    get_server_info,
+    set_default_backend,
+)
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
 from palmette.lang.branches import Branches
 from palmette.lang.builders import (
@@ -60,8 +65,9 @@ from palmette.lang.builders import (
     user_end,
     video,
 )
-from palmette.lang.choices import ChoicesMethod
+from palmette.lang.choices import ChoicesDecision, ChoicesMethod, ChoicesSamplingMethod
 from palmette.lang.function import Function, function
+from palmette.lang.global_config import global_config
 from palmette.lang.state import State
 
 if TYPE_CHECKING:
@@ -74,7 +80,9 @@ __all__ = [
     "BackendNotSet",
     "Branches",
     "ByteTokenizer",
+    "ChoicesDecision",
     "ChoicesMethod",
+    "ChoicesSamplingMethod",
     "ConstraintError",
     "Engine",
     "EngineError",
@@ -103,6 +111,8 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_default_backend",
+    "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "select",

@@ -36,6 +36,7 @@ _CONSTRAINT_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[ConstraintKind, ...]
     "order": (get_args(OrderName), ("json_schema", "structural_tag")),
     "undeclared": (get_args(UndeclaredName), ("json_schema", "structural_tag")),
 }
+_MAX_STOP_PATTERNS = 16
 _SYNTAXES = {"regex": get_args(RegexSyntax), "grammar": get_args(GrammarSyntax)}
 _GRAMMAR_BACKENDS = get_args(GrammarBackend)
 
@@ -174,8 +175,10 @@ class SamplingParams:
     `top_p` and `min_p` are measured on the temperature-scaled full distribution, `top_k` on its
     order; the result is the intersection, renormalised. `top_k` of 0 or -1 is off. Repetition
     penalty counts prompt and output, frequency and presence penalty the output only.
-    `stop` strings and stop tokens are not part of the text. Before `min_tokens` no stop token can
-    be drawn; a stop string and the end of a constraint end the text all the same. With
+    `stop` strings, matches of `stop_regex` and stop tokens are not part of the text. Before
+    `min_tokens` no stop token can be drawn; a stop string, a match and the end of a constraint end
+    the text all the same. A pattern of `stop_regex` is in the syntax of Python's `re`; the text
+    ends at the first character at which some part of it is a match. With
     `ignore_eos` the model's own stop tokens are never drawn. `seed=None` draws a fresh seed.
     `logprobs=n` reports the log-probability of every generated token and of the `n` likeliest ones,
     as log-softmax of the model's own logits, before temperature, penalties and masks.
@@ -198,6 +201,7 @@ class SamplingParams:
     max_tokens: int = 128
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -218,11 +222,18 @@ class SamplingParams:
             _check_int("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, 100)
-        if isinstance(self.stop, str):  # type: ignore[unreachable]  # for callers without types
-            raise InvalidRequest("stop must be a tuple of strings", param="stop")
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise InvalidRequest("stop strings must be non-empty strings", param="stop")
+        for name in ("stop", "stop_regex"):
+            texts = getattr(self, name)
+            if isinstance(texts, str):
+                raise InvalidRequest(f"{name} must be a tuple of strings", param=name)
+            if not all(isinstance(text, str) and text for text in texts):
+                raise InvalidRequest(f"{name} strings must be non-empty strings", param=name)
+        if len(self.stop_regex) > _MAX_STOP_PATTERNS:  # each is followed on its own
+            raise InvalidRequest(
+                f"stop_regex takes at most {_MAX_STOP_PATTERNS} patterns, got "
+                f"{len(self.stop_regex)}: join some with |",
+                param="stop_regex",
+            )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
         for token_id, bias in self.logit_bias:

@@ -66,6 +66,7 @@ from palmette.runtime.scheduler.programs import Program
 from palmette.runtime.scoring import ScoreGroup, score_paths
 from palmette.runtime.sequence import GenerationSequence, ScoringSequence, Sequence, Status
 from palmette.runtime.tokenization.output import GrowingText, OutputBuffer
+from palmette.runtime.tokenization.stop_regex import compiled_pattern
 from palmette.runtime.worker.worker import Outcome, Worker
 
 if TYPE_CHECKING:
@@ -308,6 +309,8 @@ class Engine:
             used = (max(prompt),)
             low = min(prompt)
             sampling = request.sampling
+            for pattern in sampling.stop_regex:
+                compiled_pattern(pattern)
             for name, ids in (
                 ("stop_token_ids", sampling.stop_token_ids),
                 ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
@@ -369,7 +372,11 @@ class Engine:
             max_length=min(self.max_context, num_pages * self._kv.page_size),
             request=request,
             seed=resolve_seed(sampling.seed),
-            output=OutputBuffer(self.tokenizer.token_bytes, () if is_canonical else sampling.stop),
+            output=OutputBuffer(
+                self.tokenizer.token_bytes,
+                () if is_canonical else sampling.stop,
+                () if is_canonical else sampling.stop_regex,
+            ),
             stop_token_ids=self._stop_ids(sampling),
             suppressed_token_ids=tuple(self.stop_token_ids - set(sampling.stop_token_ids))
             if sampling.ignore_eos
@@ -392,7 +399,8 @@ class Engine:
                 stop_token_ids=sampling.stop_token_ids,
                 salt=request.salt if guesses else None,
             )
-            sequence.growing = GrowingText(sampling.stop) if is_canonical else None
+            if is_canonical:
+                sequence.growing = GrowingText(sampling.stop, sampling.stop_regex)
         self._live[request.request_id] = sequence
         self._scheduler.add(sequence)
 

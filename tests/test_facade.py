@@ -66,19 +66,3 @@ print(palmette.Engine is AsyncEngine)
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Motor'"):
         pm.Motor  # noqa: B018
-
-
-def test_the_surface_known_from_sglang_is_there() -> None:
-    names = """
-        function gen gen_int gen_string select system user assistant system_begin system_end
-        user_begin user_end assistant_begin assistant_end image video set_default_backend
-        flush_cache separate_reasoning token_length_normalized greedy_token_selection
-        unconditional_likelihood_normalized Engine
-    """
-    assert set(names.split()) <= set(pm.__all__)
-    methods = """
-        system user assistant var_scope fork copy text messages sync error text_iter text_async_iter
-        get_var set_var get_meta_info
-    """
-    assert all(hasattr(pm.State, name) for name in methods.split())
-    assert all(hasattr(pm.Function, name) for name in ("run", "run_batch", "bind", "arg_names"))

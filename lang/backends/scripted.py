@@ -2,8 +2,9 @@
 
 It stands in for an engine wherever a `TokenBackend` is wanted: it records what it is asked, counts
 cached and prefilled tokens as an engine with an unbounded prefix cache would, and honours
-`max_tokens`, stop strings, stop tokens, log-probabilities and abort. What it cannot do is sample:
-`temperature` and its kin are recorded and change nothing, for the script has said what comes out.
+`max_tokens`, stop strings, stop patterns, stop tokens, log-probabilities and abort. What it cannot
+do is sample: `temperature` and its kin are recorded and change nothing, for the script has said
+what comes out.
 A constraint is not enforced but checked: a reply that breaks a regex, is not among the choices, or
 is not JSON fails the request, as does one that ends before `min_tokens`. Grammars and structural
 tags are recorded and not checked.
@@ -556,9 +557,9 @@ class _Output:
         self._produced.append(token_id)
         self._held.append(token_id)
         text = self._tokenizer.decode(self._held)
-        found = [(text.find(stop), stop) for stop in self._sampling.stop if stop in text]
-        if found and len(self._produced) >= self._sampling.min_tokens:
-            position, stop = min(found, key=lambda match: match[0])
+        found = self._first_stop(text, len(self._tokenizer.token_bytes(token_id)))
+        if found is not None and len(self._produced) >= self._sampling.min_tokens:
+            position, stop = found
             self._cut(text[:position])
             return self._finish(FinishReason.STOP, stop)
         if len(self._produced) >= self._limit:
@@ -618,8 +619,26 @@ class _Output:
             logprobs=logprobs,
         )
 
+    def _first_stop(self, text: str, num_new: int) -> tuple[int, str] | None:
+        """Where the first stop string or match begins, and what it is; at most `num_new` characters
+        of `text` are new.
+        """
+        found = [(text.find(stop), stop) for stop in self._sampling.stop if stop in text]
+        ends = range(max(0, len(text) - num_new), len(text) + 1)
+        for pattern in map(re.compile, self._sampling.stop_regex):
+            places = ((start, end) for end in ends for start in range(end))
+            first = next((at for at in places if pattern.fullmatch(text, *at)), None)
+            if first is not None:
+                found.append((first[0], pattern.pattern))
+        return min(found, key=lambda match: match[0], default=None)
+
     def _num_reportable(self, text: str) -> int:
-        """How many held tokens are whole characters that cannot begin a stop string."""
+        """How many held tokens are whole characters that cannot begin a stop string.
+
+        With a stop pattern none are, since `re` does not say what may still become a match.
+        """
+        if self._sampling.stop_regex:
+            return 0
         num_safe = len(text) - max(
             (
                 length

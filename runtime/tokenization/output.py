@@ -5,7 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from palmette.runtime.tokenization.stop_regex import PatternMatcher
 from palmette.runtime.tokenization.stream import StopMatch, StopMatcher, StreamDecoder
+
+
+class StopFinder:
+    """Finds the first of some stop strings and stop patterns in a text that comes in parts.
+
+    The one that is complete first wins; of several complete at the same character, the longest.
+    """
+
+    def __init__(self, stop: Iterable[str], stop_regex: Iterable[str] = ()) -> None:
+        self._matchers: list[StopMatcher | PatternMatcher] = [StopMatcher(stop)]
+        self._matchers += map(PatternMatcher, stop_regex)
+
+    @property
+    def num_held(self) -> int:
+        """Length of the longest end of the text that may still become a match."""
+        return max(matcher.num_held for matcher in self._matchers)
+
+    def feed(self, text: str) -> StopMatch | None:
+        """The match that this text completes. Nothing may be fed after a match."""
+        found = [match for matcher in self._matchers if (match := matcher.feed(text))]
+        return min(found, key=lambda match: (match.end, match.start), default=None)
 
 
 class _Group:
@@ -24,20 +46,27 @@ class OutputBuffer:
 
     Feed every generated token and take what became releasable. At every release the joined text is
     ``b"".join(map(token_bytes, joined_ids)).decode("utf-8", "replace")``. A token is held back
-    while the text it reaches into may still turn out to be a stop string, and while it ends inside
-    a character. A token that leaves a character open is released with the one that closes it.
+    while the text it reaches into may still turn out to be a stop string, or to match a stop
+    pattern, and while it ends inside a character. A token that leaves a character open is released
+    with the one that closes it.
 
     Once `feed` has returned a stop string, `take` gives the whole tokens before it, and `cut_text`
     the text before it that belongs to no whole token: its beginning was in a token that the stop
     string cut in two. Without a stop string the caller ends with `finish`, which gives everything
     that was held back; half a character at the very end is one U+FFFD there.
 
-    Time is linear in the number of bytes, whatever the number of stop strings.
+    Time is linear in the number of bytes, whatever the number of stop strings. A match of a pattern
+    of `stop_regex` is treated as the stop string that it is; each takes time of its own.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop: Iterable[str] = (),
+        stop_regex: Iterable[str] = (),
+    ) -> None:
         self._decoder = StreamDecoder(token_bytes)
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopFinder(stop, stop_regex)
         self._held: deque[_Group] = deque()  # the last may be open: it ends inside a character
         self._num_characters = 0
         self._match: StopMatch | None = None
@@ -46,7 +75,7 @@ class OutputBuffer:
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found, or the pattern that matched."""
         return None if self._match is None else self._match.stop
 
     @property
@@ -125,9 +154,9 @@ class GrowingText:
     Bytes are fed as they come; they never change.
     """
 
-    def __init__(self, stop: Iterable[str]) -> None:
+    def __init__(self, stop: Iterable[str], stop_regex: Iterable[str] = ()) -> None:
         self._decoder = StreamDecoder(lambda byte: bytes((byte,)))
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopFinder(stop, stop_regex)
         self._text: list[str] = []
         self._num_bytes = 0
 

@@ -25,7 +25,10 @@ def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic
 
     @app.post("/v1/messages")
     async def messages(request: Request) -> Response:
-        assert "k" in (request.headers.get("x-api-key"), request.headers.get("authorization", "")[7:])
+        assert "k" in (
+            request.headers.get("x-api-key"),
+            request.headers.get("authorization", "")[7:],
+        )
         asked.append(await request.json())
         return answers[min(len(asked), len(answers)) - 1]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 
@@ -14,11 +15,9 @@ from palmette.protocol import Constraint
 @pytest.mark.parametrize(
     ("arguments", "feature"),
     [
-        ({"n": 2}, "n"),
-        ({"stop_regex": "x"}, "stop_regex"),
-        ({"logprob_start_len": 0}, "logprob_start_len"),
-        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
         ({"dtype": bytes}, "dtype"),
+        ({"dtype": Literal[b"x"]}, "dtype"),
+        ({"dtype": Callable[[int], int]}, "dtype"),
         ({"dtype": "decimal"}, "dtype"),
     ],
 )
@@ -34,8 +33,18 @@ def test_primitives_that_cannot_work_are_refused_by_name(refused: Any) -> None:
         refused("cat.png")
 
 
-def test_one_completion_is_no_request_for_several() -> None:
-    assert pm.gen("x", n=1, return_text_in_logprobs=False) == pm.gen("x")
+def test_log_probabilities_are_asked_for_by_call_and_run_together() -> None:
+    backend = pm.ScriptedBackend()
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.gen("x", return_logprob=True) + pm.gen("y", return_logprob=False)
+        s += pm.gen("z") + pm.gen("u", top_logprobs_num=1)
+
+    program.run(top_logprobs_num=3, backend=backend)
+    program.run(return_logprob=False, backend=backend)
+    found = [request.sampling.logprobs for request in backend.requests]
+    assert found == [3, None, 3, 1, 0, None, None, 1]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,9 @@ def test_one_completion_is_no_request_for_several() -> None:
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         ({"stop": [""]}, "stop"),
         ({"stop": 5}, "stop"),
+        ({"stop_regex": [""]}, "stop_regex strings must be non-empty"),
+        ({"stop_regex": 5}, "stop_regex must be a string or a list of strings, got int"),
+        ({"stop_regex": ["x"] * 17}, "at most 16 patterns, got 17"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"seed": "x"}, "seed"),
         ({"return_logprob": False, "top_logprobs_num": 2}, "top_logprobs_num"),

@@ -296,8 +296,9 @@ def test_arguments_are_checked_when_the_program_is_called() -> None:
     ):
         with pytest.raises(TypeError, match=r"f has no|f: |is bound|item 1"):
             call()
-    with pytest.raises(UnsupportedFeature, match="stop_regex"):
-        f.run("a", stop_regex="x", backend=backend)
+    with pytest.raises(UnsupportedFeature, match="use_thread=False"):
+        f.run("a", use_thread=False, backend=backend)
+    assert f.run("a", use_thread=True, backend=backend).text() == "a"
 
 
 def test_bind_gives_some_arguments_in_advance() -> None:
@@ -483,15 +484,19 @@ def test_only_text_and_expressions_can_be_appended() -> None:
     assert run(ScriptedBackend(), body).text() == ""
 
 
-def test_a_program_that_has_ended_can_only_be_read() -> None:
+def test_a_program_that_has_ended_goes_on_no_more_but_takes_variables() -> None:
     def body(s: pm.State) -> None:
-        s += "a"
+        s += "a" + pm.gen("x")
 
-    state = run(ScriptedBackend(), body)
+    state = run(ScriptedBackend("12"), body)
     with pytest.raises(ProgramError, match="has ended"):
         state += "b"
     with pytest.raises(ProgramError, match="has ended"):
         state.fork()
+    state["x"] = int(state["x"])
+    state["y"] = [state["x"], "b"]
+    assert (state["x"], state["y"]) == (12, [12, "b"])
+    assert state.text() == "a12"
 
 
 def test_a_primitive_needs_no_name() -> None:

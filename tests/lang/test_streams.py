@@ -9,7 +9,7 @@ import time
 import pytest
 
 import palmette as pm
-from palmette.errors import PrimitiveFailed, RequestAborted, UnsupportedFeature, VariableNotSet
+from palmette.errors import InvalidRequest, PrimitiveFailed, RequestAborted, VariableNotSet
 from palmette.lang.backends.scripted import Reply, ScriptedBackend
 
 
@@ -187,12 +187,25 @@ def test_leaving_a_with_block_aborts_what_still_runs() -> None:
     assert len(backend.aborted) == 1
 
 
-async def test_return_meta_data_is_refused_by_name() -> None:
-    state = two.stream_async(backend=slow())
-    with pytest.raises(UnsupportedFeature, match="return_meta_data"):
-        async for _ in state.text_async_iter("x", return_meta_data=True):
-            pass
+@BOTH
+async def test_meta_data_come_with_the_text_of_a_variable(program: pm.Function) -> None:
+    state = program.stream_async(backend=ScriptedBackend("ab"))
+    pairs = [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
+    assert "".join(text for text, _ in pairs) == "ab"
     await state.ready()
+    assert all(meta in ({}, state.meta("x")) for _, meta in pairs)
+    assert pairs[-1] == ("", state.meta("x"))
+    assert pairs[-1][1]["token_ids"] == tuple(b"ab")
+    late = [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
+    assert late == [(text, state.meta("x")) for text in ("a", "b", "")]
+    failing = Reply(text="ab", error=RuntimeError("boom"), fails_after=1)
+    state = program.stream_async(backend=ScriptedBackend(failing))
+    reader = state.text_async_iter("x", return_meta_data=True)
+    assert await anext(reader) == ("a", {})  # it is never set
+    with pytest.raises(PrimitiveFailed, match="boom"):
+        await anext(reader)
+    with pytest.raises(InvalidRequest, match="return_meta_data needs var_name"):
+        state.text_async_iter(return_meta_data=True)
 
 
 async def test_a_list_variable_streams_its_items_one_after_the_other() -> None:
