@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from palmette.protocol import Request, TokenEvent
-from palmette.runtime.server.errors import ApiError
 from palmette.runtime.server.generation import Events, UsageTotal, generate_all
 from palmette.runtime.server.service import Service
 from palmette.runtime.server.streaming import Chunks, EventStream, JsonAnswer, unless_gone
@@ -118,20 +117,10 @@ async def _chunks(service: Service, job: Job) -> Chunks:
 @contextlib.asynccontextmanager
 async def _running(service: Service, job: Job) -> AsyncIterator[Events]:
     """The events of a job, counted among those in progress and closed at the end."""
-    if service.num_requests >= service.limits.max_requests:
-        raise ApiError(
-            429,
-            f"{service.num_requests} requests are in progress, the most this server takes; "
-            "come back later",
-            code="overloaded",
-        )
-    events: Events = generate_all(service.backend, job.requests, service.stop)
-    service.num_requests += 1
-    try:
+    with service.in_progress():
+        events: Events = generate_all(service.backend, job.requests, service.stop)
         async with contextlib.aclosing(events):
             yield events
-    finally:
-        service.num_requests -= 1
 
 
 def _version() -> str:

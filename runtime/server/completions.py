@@ -10,6 +10,7 @@ from palmette.protocol import (
     Request,
     ScoreRequest,
     TokenEvent,
+    TopLogprobs,
 )
 from palmette.runtime.server.answering import Job, new_id
 from palmette.runtime.server.errors import ApiError
@@ -24,6 +25,7 @@ from palmette.runtime.server.sampling import (
 )
 from palmette.runtime.server.schemas import CompletionRequest
 from palmette.runtime.server.service import Service, off_loop
+from palmette.runtime.server.streaming import all_of
 
 # What the API takes where max_tokens is absent.
 DEFAULT_MAX_TOKENS = 16
@@ -33,29 +35,27 @@ DEFAULT_MAX_TOKENS = 16
 class Echo:
     """A prompt as it is shown before its completion.
 
-    `logprobs` has one entry for each of `token_ids`, or none at all where they are not wanted.
+    `logprobs` has one entry for each of `token_ids`, or none at all where they are not wanted;
+    so has `top`, or none where there are only those of the tokens themselves.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float | None, ...] = ()
+    top: tuple[TopLogprobs, ...] = ()
     num_cached: int | None = None  # of the prompt's tokens, if it was scored
 
 
 async def completion_job(body: CompletionRequest, service: Service) -> Job:
     """What to do for a completion request. Raises InvalidRequest or ApiError."""
     service.check_model(body.model)
-    if body.echo and body.logprobs:
-        raise ApiError(
-            400,
-            "logprobs above 0 together with echo is not supported: the likeliest other tokens are "
-            "not known for a prompt; logprobs=0 gives the prompt's own",
-            param="logprobs",
-        )
     is_stream = wants_stream(body)
     count = num_choices(body, service, len(body.prompt))
     wanted = constraint(body)
     prompts = [await service.raw_prompt(prompt) for prompt in body.prompt]
+    if body.echo and body.logprobs is not None:
+        num_entries = count * sum(map(len, prompts)) * (1 + body.logprobs)
+        service.check_num_logprobs(num_entries, "logprobs")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens < 0:
         raise ApiError(400, f"max_tokens must be at least 0, got {max_tokens}", param="max_tokens")
@@ -78,11 +78,12 @@ async def completion_job(body: CompletionRequest, service: Service) -> Job:
         for prompt_index, prompt in enumerate(prompts)
         for index in range(count)
     ]
-    echoes = [
-        await _echo(given, prompt, service, body)
-        for given, prompt in zip(body.prompt, prompts, strict=True)
-        if body.echo
-    ]
+    with service.in_progress():
+        echoes = await all_of(
+            _echo(given, prompt, service, body)
+            for given, prompt in zip(body.prompt, prompts, strict=True)
+            if body.echo
+        )
     return Job(
         answer_id=answer_id,
         kind="text_completion",
@@ -132,9 +133,16 @@ async def _echo(
             token_ids=prompt[:first],
             continuations=(prompt[first:],),
             salt=body.cache_salt or "",
+            num_top=body.logprobs,
         )
     )
-    return Echo(text, shown, (None, *result.logprobs[0]), result.usage.cached_tokens)
+    return Echo(
+        text,
+        shown,
+        (None, *result.logprobs[0]),
+        ((), *result.top[0]) if result.top else (),
+        result.usage.cached_tokens,
+    )
 
 
 class CompletionChoices:
@@ -142,6 +150,7 @@ class CompletionChoices:
 
     def __init__(self, echoes: list[Echo | None], names: TokenNames, num_top: int | None) -> None:
         self._echoes = echoes
+        self._is_echoed = any(echo is not None for echo in echoes)
         self._wants_logprobs = num_top is not None
         self._logprobs = [CompletionLogprobs(names, num_top or 0) for _ in echoes]
         self._parts: list[list[dict[str, Any]]] = [[] for _ in echoes]
@@ -181,18 +190,22 @@ class CompletionChoices:
         if echo is not None:
             self._echoes[index] = None
             shown = (
-                logprobs.part(echo.text, echo.token_ids, echo.logprobs)
+                logprobs.part(echo.text, echo.token_ids, echo.logprobs, echo.top)
                 if self._wants_logprobs
                 else None
             )
             pieces.append(_piece(index, echo.text, shown))
-        if event.text or (event.token_ids and self._wants_logprobs):
+        entries = list(event.logprobs)
+        if self._is_echoed and event.stop_logprob is not None:
+            # Who takes apart the lists of an echoed prompt and its completion counts tokens.
+            entries.append(event.stop_logprob)
+        if event.text or entries:
             shown = (
                 logprobs.part(
                     event.text,
-                    event.token_ids,
-                    [entry.logprob for entry in event.logprobs],
-                    [entry.top for entry in event.logprobs],
+                    [entry.token_id for entry in entries],
+                    [entry.logprob for entry in entries],
+                    [entry.top for entry in entries],
                 )
                 if self._wants_logprobs
                 else None

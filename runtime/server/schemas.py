@@ -232,6 +232,7 @@ class Message(_Fields):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
+    type: Annotated[None, _without_effect("text", "message")] = None
     name: Annotated[None, _refused("no chat template shows it")] = None
     refusal: Annotated[None, _refused("no chat template shows it")] = None
     audio: Annotated[None, _refused("the model reads text only")] = None

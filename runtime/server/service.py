@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,6 +31,31 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     num_requests: int = 0  # generations in progress
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: end them all
+
+    @contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """One more request is worked at. Raises ApiError 429 if there are too many already."""
+        if self.num_requests >= self.limits.max_requests:
+            raise ApiError(
+                429,
+                f"{self.num_requests} requests are in progress, the most this server takes; "
+                "come back later",
+                code="overloaded",
+            )
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+    def check_num_logprobs(self, count: int, param: str) -> None:
+        """Raises InvalidRequest if an answer would have too many log-probabilities."""
+        if count > self.limits.max_prompt_logprobs:
+            raise InvalidRequest(
+                f"{param} asks for {count} log-probabilities of prompts, at most "
+                f"{self.limits.max_prompt_logprobs} are given",
+                param=param,
+            )
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 unless `name` is the model served here; None means whatever is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -58,6 +58,15 @@ async def unless_gone(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         await _cancel(task, gone)
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. The first failure is raised once all others were cancelled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await _cancel(*tasks)
 
 
 class EventStream(Response):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from palmette.errors import PalmetteError
+from palmette.protocol import TopLogprobs
 from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kv.moves import Move, PageCopy
 from palmette.runtime.sampling import SampledToken, Sampler, SamplingRow
@@ -35,6 +36,7 @@ class Outcome:
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     rows_ahead: dict[int, torch.Tensor] = field(default_factory=dict)
     scores: dict[int, dict[int, float]] = field(default_factory=dict)
+    top: dict[int, TopLogprobs] = field(default_factory=dict)  # by position, if asked for
     error: PalmetteError | None = None
 
     def take(self, drawn: SampledToken | PalmetteError) -> None:
@@ -201,12 +203,29 @@ class Worker:
         if not scoring:
             return
         targets = []
+        num_top = []
         for index, _, position in scoring:
             sequence = work[index].sequence
             assert isinstance(sequence, ScoringSequence)
             targets.append(sequence.targets[position])
+            num_top.append(sequence.group.request.num_top)
         if len(scoring) != len(logits):
             logits = logits[torch.tensor([row for _, row, _ in scoring], device=logits.device)]
         found = self.sampler.logprobs_of(logits, targets)
         for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
             outcomes[index].scores[position] = dict(zip(ids, values, strict=True))
+        wanted = [row for row, count in enumerate(num_top) if count]
+        if not wanted:
+            return
+        described = self.sampler.describe(
+            logits if len(wanted) == len(scoring) else logits[wanted],
+            [targets[row][0] for row in wanted],
+            [num_top[row] for row in wanted],
+        )
+        for row, each in zip(wanted, described, strict=True):
+            index, _, position = scoring[row]
+            outcomes[index].top[position] = each.top
+            # To the last digit the same in both, whatever rows were summed up together.
+            told = {each.token_id: each.logprob, **dict(each.top)}
+            scores = outcomes[index].scores[position]
+            scores.update((token_id, told[token_id]) for token_id in scores.keys() & told.keys())
