@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from palmette.protocol import (
-    FinishReason,
-    Request,
-    ScoreRequest,
-    TokenEvent,
-    TopLogprobs,
-)
-from palmette.runtime.server.answering import Job, new_id
+from palmette.protocol import FinishReason, Request, TokenEvent
+from palmette.runtime.server.answering import ChoicesAnswer, Job, new_id
 from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.generation import UsageTotal
 from palmette.runtime.server.logprobs import CompletionLogprobs, TokenNames
 from palmette.runtime.server.sampling import (
     constraint,
@@ -24,6 +19,7 @@ from palmette.runtime.server.sampling import (
     wants_usage,
 )
 from palmette.runtime.server.schemas import CompletionRequest
+from palmette.runtime.server.scoring import ScoredPrompt, score_prompt
 from palmette.runtime.server.service import Service, off_loop
 from palmette.runtime.server.streaming import all_of
 
@@ -33,17 +29,11 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as it is shown before its completion.
-
-    `logprobs` has one entry for each of `token_ids`, or none at all where they are not wanted;
-    so has `top`, or none where there are only those of the tokens themselves.
-    """
+    """A prompt as it is shown before its completion; `scored` if log-probabilities are wanted."""
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...] = ()
-    top: tuple[TopLogprobs, ...] = ()
-    num_cached: int | None = None  # of the prompt's tokens, if it was scored
+    scored: ScoredPrompt = field(default_factory=ScoredPrompt)
 
 
 async def completion_job(body: CompletionRequest, service: Service) -> Job:
@@ -84,24 +74,27 @@ async def completion_job(body: CompletionRequest, service: Service) -> Job:
             for given, prompt in zip(body.prompt, prompts, strict=True)
             if body.echo
         )
+    choices = CompletionChoices(
+        [echoes[i // count] if body.echo else None for i in range(len(requests))],
+        TokenNames(service.backend.tokenizer),
+        body.logprobs,
+    )
+    found_cached = {
+        index: echo.scored.num_cached
+        for index, echo in enumerate(echoes)
+        if echo.scored.num_cached is not None
+    }
     return Job(
-        answer_id=answer_id,
-        kind="text_completion",
-        chunk_kind="text_completion",
         requests=requests,
-        choices=CompletionChoices(
-            [echoes[i // count] if body.echo else None for i in range(len(requests))],
-            TokenNames(service.backend.tokenizer),
-            body.logprobs,
+        answer=ChoicesAnswer(
+            service,
+            answer_id,
+            "text_completion",
+            choices,
+            UsageTotal(count, found_cached),
+            streams_usage=wants_usage(body),
         ),
-        choices_per_prompt=count,
-        found_cached={
-            index: echo.num_cached
-            for index, echo in enumerate(echoes)
-            if echo.num_cached is not None
-        },
         is_stream=is_stream,
-        streams_usage=wants_usage(body),
         fields=constraint_fields(body),
     )
 
@@ -124,25 +117,9 @@ async def _echo(
     text = await off_loop(lambda: tokenizer.decode(shown), len(shown))
     if body.logprobs is None:
         return Echo(text, shown)
-    first = num_hidden + 1
-    if len(prompt) <= first:  # nothing stands before the only token that is shown, if one is
-        return Echo(text, shown, (None,) * len(shown))
-    result = await service.backend.score(
-        ScoreRequest(
-            request_id=new_id("score"),
-            token_ids=prompt[:first],
-            continuations=(prompt[first:],),
-            salt=body.cache_salt or "",
-            num_top=body.logprobs,
-        )
-    )
-    return Echo(
-        text,
-        shown,
-        (None, *result.logprobs[0]),
-        ((), *result.top[0]) if result.top else (),
-        result.usage.cached_tokens,
-    )
+    salt = body.cache_salt or ""
+    scored = await score_prompt(service, prompt, num_hidden, num_top=body.logprobs, salt=salt)
+    return Echo(text, shown, scored)
 
 
 class CompletionChoices:
@@ -190,7 +167,7 @@ class CompletionChoices:
         if echo is not None:
             self._echoes[index] = None
             shown = (
-                logprobs.part(echo.text, echo.token_ids, echo.logprobs, echo.top)
+                logprobs.part(echo.text, echo.token_ids, echo.scored.logprobs, echo.scored.top)
                 if self._wants_logprobs
                 else None
             )
