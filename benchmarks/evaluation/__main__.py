@@ -141,8 +141,8 @@ def carry_out(run: Run, program: Path, folder: Path, url: str, work_dir: Path) -
     output = work_dir / f"{run.task}-{run.model}"
     weights = f"pretrained={folder},dtype=float32"
     endpoint = f"model={_NAME},base_url={url}/{run.path}"
-    if run.model == "local-completions":  # which counts the tokens of each context itself
-        endpoint += f",tokenizer={folder}"
+    if run.model == "local-completions":  # which would else ask the server for every token
+        endpoint += f",tokenizer_backend=huggingface,tokenizer={folder}"
     environment = {
         **os.environ,
         "HF_HOME": str(work_dir / "home"),

@@ -109,6 +109,7 @@ class _Routes:
             ("/score", post, self.score, ScoreOptionsRequest),
             ("/get_model_info", get, self.model_info, None),
             ("/get_server_info", get, self.server_info, None),
+            ("/tokenizer_info", get, self.tokenizer_info, None),
             ("/flush_cache", post, self.flush_cache, FlushRequest),
             ("/health", get, self.health, None),
             ("/ready", get, self.ready, None),
@@ -195,10 +196,18 @@ class _Routes:
         self._service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
-        if body.messages is not None:
+        adds = body.add_special_tokens
+        if body.messages is None:
+            has_prefix = adds is None or adds
+            token_ids = await self._service.raw_prompt(body.prompt or "", has_prefix=has_prefix)
+        elif adds is None:
             token_ids = await self._service.chat_prompt(body.messages)
         else:
-            token_ids = await self._service.raw_prompt(body.prompt or "")
+            raise ApiError(
+                400,
+                "add_special_tokens is for a prompt: a chat template has its own",
+                param="add_special_tokens",
+            )
         max_context = self._service.backend.max_context
         return JsonAnswer(
             {"tokens": token_ids, "count": len(token_ids), "max_model_len": max_context}
@@ -212,6 +221,18 @@ class _Routes:
         decode = self._service.backend.tokenizer.decode
         text = await off_loop(lambda: decode(body.tokens), len(body.tokens))
         return JsonAnswer({"prompt": text})
+
+    async def tokenizer_info(self, http: HttpRequest) -> Response:
+        """The tokens that begin and end a text, spelled out, for who tokenizes here."""
+        tokenizer = self._service.backend.tokenizer
+        prefix, stop = tokenizer.prefix_ids, sorted(tokenizer.stop_token_ids)
+        return JsonAnswer(
+            {
+                "bos_token": tokenizer.decode(prefix) if prefix else None,
+                "eos_token": tokenizer.decode(stop[:1]) if stop else None,
+                "pad_token": None,
+            }
+        )
 
     async def flush_cache(self, http: HttpRequest) -> Response:
         """Drop every cached prefix that no running request holds."""

@@ -453,6 +453,7 @@ class TokenizeRequest(_Fields):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None  # false: no prefix before a raw prompt
 
 
 class DetokenizeRequest(_Fields):

@@ -79,11 +79,13 @@ class Service:
 
         return await off_loop(encode, num_characters)
 
-    async def raw_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    async def raw_prompt(
+        self, prompt: str | tuple[int, ...], *, has_prefix: bool = True
+    ) -> tuple[int, ...]:
         """The ids of a raw prompt: control tokens spelled out become those tokens.
 
-        Text gets the tokenizer's prefix in front unless it begins with it; ids are taken as they
-        are.
+        Text gets the tokenizer's prefix in front unless it begins with it, or unless `has_prefix`
+        is False; ids are taken as they are.
         """
         tokenizer = self.backend.tokenizer
         if not isinstance(prompt, str):
@@ -92,7 +94,7 @@ class Service:
 
         def encode() -> tuple[int, ...]:
             ids = tuple(tokenizer.encode([Piece(prompt, special=True)]))
-            prefix = tokenizer.prefix_ids
+            prefix = tokenizer.prefix_ids if has_prefix else ()
             return ids if ids[: len(prefix)] == prefix else prefix + ids
 
         return await off_loop(encode, len(prompt))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -370,6 +372,18 @@ async def test_a_score_may_have_a_text_for_a_prompt_and_a_salt() -> None:
     (request,) = backend.score_requests
     assert (request.salt, request.path) == ("s", (1,))
     assert request.token_ids == tuple(b"Well?")
+
+
+def test_the_program_of_the_documentation_runs(
+    engine: AsyncEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
+    (block,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "/score" in each)
+    with live(engine) as url:
+        exec(block.replace("http://127.0.0.1:8000", url), {})
+    totals = json.loads(capsys.readouterr().out)
+    assert len(totals) == 3
+    assert all(total < 0 for total in totals)
 
 
 SCORES_REFUSED: list[tuple[dict[str, Any], str]] = [
