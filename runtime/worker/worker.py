@@ -95,6 +95,7 @@ class Worker:
         logits = self.model.forward(self._batch(work, rows), self.kv)  # [R, vocab_rows]
         self._draw(work, drawing, logits, outcomes)
         self._score(work, scoring, logits, outcomes)
+        self._find_top(work, scoring, logits, outcomes)
         for index, row, position in keeping:
             outcomes[index].rows[position] = logits[row].clone()
         for index, row, position in guessing:
@@ -119,6 +120,38 @@ class Worker:
         else:
             assert self.host is not None
             self.host.restore(move.slot, move.page)
+
+    def _find_top(
+        self,
+        work: SequenceOf[PlannedWork],
+        scoring: list[tuple[int, int, int]],
+        logits: torch.Tensor,
+        outcomes: list[Outcome],
+    ) -> None:
+        """The likeliest tokens at each scored position where they are asked for."""
+        asked = []  # (index in work, position, a target there)
+        rows = []
+        num_top = []
+        for index, row, position in scoring:
+            sequence = work[index].sequence
+            assert isinstance(sequence, ScoringSequence)
+            if sequence.group.request.num_top:
+                asked.append((index, position, sequence.targets[position][0]))
+                rows.append(row)
+                num_top.append(sequence.group.request.num_top)
+        if not asked:
+            return
+        described = self.sampler.describe(
+            logits if len(rows) == logits.shape[0] else logits[rows],
+            [token_id for _, _, token_id in asked],
+            num_top,
+        )
+        for (index, position, _), each in zip(asked, described, strict=True):
+            outcomes[index].top[position] = each.top
+            # To the last digit the same in both, whatever rows were summed up together.
+            told = {each.token_id: each.logprob, **dict(each.top)}
+            scores = outcomes[index].scores[position]
+            scores.update((token_id, told[token_id]) for token_id in scores.keys() & told.keys())
 
     def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
         # Lists, since most steps have a row or a few of each sequence.
@@ -203,29 +236,12 @@ class Worker:
         if not scoring:
             return
         targets = []
-        num_top = []
         for index, _, position in scoring:
             sequence = work[index].sequence
             assert isinstance(sequence, ScoringSequence)
             targets.append(sequence.targets[position])
-            num_top.append(sequence.group.request.num_top)
         if len(scoring) != len(logits):
             logits = logits[torch.tensor([row for _, row, _ in scoring], device=logits.device)]
         found = self.sampler.logprobs_of(logits, targets)
         for (index, _, position), ids, values in zip(scoring, targets, found, strict=True):
             outcomes[index].scores[position] = dict(zip(ids, values, strict=True))
-        wanted = [row for row, count in enumerate(num_top) if count]
-        if not wanted:
-            return
-        described = self.sampler.describe(
-            logits if len(wanted) == len(scoring) else logits[wanted],
-            [targets[row][0] for row in wanted],
-            [num_top[row] for row in wanted],
-        )
-        for row, each in zip(wanted, described, strict=True):
-            index, _, position = scoring[row]
-            outcomes[index].top[position] = each.top
-            # To the last digit the same in both, whatever rows were summed up together.
-            told = {each.token_id: each.logprob, **dict(each.top)}
-            scores = outcomes[index].scores[position]
-            scores.update((token_id, told[token_id]) for token_id in scores.keys() & told.keys())
