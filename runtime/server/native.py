@@ -48,39 +48,24 @@ async def generate_job(body: GenerateRequest, service: Service) -> Job:
     prompts = [await service.raw_prompt(prompt) for prompt in batch.prompts]
     samplings = _samplings(body, len(prompts))
     counts = [num_choices(each, service, len(prompts)) for each in samplings]
+    requests = [
+        request
+        for prompt, fields, count in zip(prompts, samplings, counts, strict=True)
+        for request in _requests(body, prompt, fields, count, service)
+    ]
     scored = await _scored(body, prompts, counts, service)
-    answer_id = body.rid if body.rid is not None else new_id("gen")
-    is_list = batch.is_list or counts != [1]
     shape = _LogprobShape(body, TokenNames(service.backend.tokenizer))
-    requests: list[Request] = []
-    outputs: list[_Output] = []
-    for prompt, fields, count, found in zip(prompts, samplings, counts, scored, strict=True):
-        wanted = constraint(fields)
-        max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
-        sampling = sampling_params(
-            fields,
-            service,
-            max_tokens=min(max_tokens, service.room_after(prompt)),
-            logprobs=shape.num_top if body.return_logprob else None,
-        )
-        for index in range(count):
-            requests.append(
-                Request(
-                    request_id=new_id("gen"),
-                    token_ids=prompt,
-                    sampling=sampling,
-                    constraint=wanted,
-                    path=(*body.path, index) if count > 1 else body.path,
-                    salt=body.cache_salt or "",
-                )
-            )
-            name = f"{answer_id}-{len(outputs)}" if is_list else answer_id
-            outputs.append(_Output(name, prompt, found, shape))
+    name = body.rid if body.rid is not None else new_id("gen")
+    is_list = batch.is_list or counts != [1]
+    whose = [found for found, count in zip(scored, counts, strict=True) for _ in range(count)]
+    outputs = [
+        _Output(f"{name}-{index}" if is_list else name, request.token_ids, found, shape)
+        for index, (request, found) in enumerate(zip(requests, whose, strict=True))
+    ]
+    is_incremental = bool(body.incremental_streaming_output)
     return Job(
         requests=requests,
-        answer=_NativeAnswer(
-            outputs, is_list=is_list, is_incremental=bool(body.incremental_streaming_output)
-        ),
+        answer=_NativeAnswer(outputs, is_list=is_list, is_incremental=is_incremental),
         is_stream=bool(body.stream),
         fields=error_fields(body),
     )
@@ -187,6 +172,36 @@ def _samplings(body: GenerateRequest, num_prompts: int) -> Sequence[NativeSampli
             param="sampling_params",
         )
     return given
+
+
+def _requests(
+    body: GenerateRequest,
+    prompt: tuple[int, ...],
+    fields: NativeSampling,
+    count: int,
+    service: Service,
+) -> list[Request]:
+    """What to generate behind one prompt."""
+    max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    request = Request(
+        request_id=new_id("gen"),
+        token_ids=prompt,
+        sampling=sampling_params(
+            fields,
+            service,
+            max_tokens=min(max_tokens, service.room_after(prompt)),
+            logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
+        ),
+        constraint=constraint(fields),
+        path=body.path,
+        salt=body.cache_salt or "",
+    )
+    if count == 1:
+        return [request]
+    return [
+        replace(request, request_id=f"{request.request_id}-{index}", path=(*body.path, index))
+        for index in range(count)
+    ]
 
 
 async def _scored(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+)
 
 from palmette.protocol import (
     GrammarBackend,
@@ -125,6 +133,12 @@ def _id_lists(value: Any) -> Batch[tuple[int, ...]]:
     raise ValueError("must be a list of token ids, or a list of such lists")
 
 
+def _fork_path(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not _all_ids(value):
+        raise ValueError("must be a list of integers, none of them below 0")
+    return tuple(value)
+
+
 def _options(value: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(value, list) or not value or not _are_id_lists(value):
         raise ValueError("must be a list of lists of token ids, none of them empty")
@@ -191,6 +205,7 @@ Texts = Annotated["Batch[str]", PlainValidator(_texts, str | list[str])]
 IdLists = Annotated[
     "Batch[tuple[int, ...]]", PlainValidator(_id_lists, list[int] | list[list[int]])
 ]
+ForkPath = Annotated[tuple[int, ...], PlainValidator(_fork_path, list[int])]
 Options = Annotated[tuple[tuple[int, ...], ...], PlainValidator(_options, list[list[int]])]
 
 _NO_TOOLS = "this server does not run tool calls"
@@ -395,6 +410,12 @@ class NativeSampling(SamplingFields):
     custom_params: Annotated[None, _refused("no code of others is run here")] = None
 
 
+# So that what is wrong with one of a list is told, and not that a list is no object.
+NativeSamplings = Annotated[
+    Annotated[NativeSampling, Tag("object")] | Annotated[list[NativeSampling], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "object"),
+]
+
 _TEXT_ONLY = "the model reads text only"
 _NO_ADAPTERS = "the model has no adapters"
 
@@ -407,13 +428,13 @@ class PromptFields(_Fields):
     top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
     return_text_in_logprobs: bool | None = None
     cache_salt: Salt = None
-    path: TokenIds = ()  # the place in a program's fork tree, which keys random numbers
+    path: ForkPath = ()  # the place in a program's fork tree, which keys random numbers
 
 
 class GenerateRequest(PromptFields):
     """The body of ``POST /generate``."""
 
-    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    sampling_params: NativeSamplings | None = None
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1)] | None = None
     stream: bool | None = None

@@ -278,6 +278,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"regex": "(a"}}, "sampling_params"),
     ({"sampling_params": {"n": 500}}, "sampling_params"),
     ({"logprob_start_len": -2}, "logprob_start_len"),
+    ({"path": [-1]}, "path"),
+    ({"text": "", "return_logprob": True}, "text"),
     ({"input_ids": [1]}, "text"),
     ({"text": None}, "text"),
     ({"text": None, "input_ids": [999999]}, "input_ids"),
@@ -324,6 +326,26 @@ async def test_the_requests_of_a_select_in_sglang_weigh_its_choices(engine: Asyn
         assert entries[0][0] is None
         assert each["meta_info"]["output_token_logprobs"] == []
         assert each["meta_info"]["cached_tokens"] > 0
+
+
+MESSAGES: list[tuple[Any, str]] = [
+    ({"top_k": "x"}, "sampling_params.top_k should be a valid integer, got 'x'"),
+    ([{"top_k": "x"}], "sampling_params[0].top_k should be a valid integer, got 'x'"),
+    (
+        {"stop_regex": "a"},
+        "sampling_params.stop_regex is not supported: stop takes plain strings",
+    ),
+    ({"max_new": 1}, "sampling_params.max_new is not a field this server knows, so it is refused"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "message"), MESSAGES)
+async def test_what_is_wrong_with_sampling_params_is_told_by_its_place(
+    sampling: Any, message: str
+) -> None:
+    response = await post(sky(), GENERATE, {"text": "x", "sampling_params": sampling})
+    assert response.status_code == 400
+    assert error_of(response)["message"] == message
 
 
 async def test_a_remote_select_is_one_call(engine: AsyncEngine) -> None:
