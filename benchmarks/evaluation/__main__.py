@@ -51,12 +51,21 @@ class Run:
     path: str  # of the server's endpoint; none for the backend of transformers
     options: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The model, and whether it chats."""
+        return f"{self.model}, chat" if self.options == _CHAT else self.model
+
 
 # By our server, and by transformers.
 RUNS = (
     (
         Run("palmette_facts", "local-completions", "completions"),
         Run("palmette_facts", "hf", ""),
+    ),
+    (
+        Run("palmette_answers", "local-completions", "completions"),
+        Run("palmette_answers", "hf", ""),
     ),
     (
         Run("palmette_answers", "local-chat-completions", "chat/completions", _CHAT),
@@ -105,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[tuple[Found, Found]] = []
     with TemporaryDirectory() as work_dir, serving(folder) as url:
         for ours, theirs in RUNS:
-            console.print(f"{ours.task} ...")
+            console.print(f"{ours.task} by {ours.name} ...")
             by_us, by_them = (
                 carry_out(run, parsed.lm_eval, folder, url, Path(work_dir))
                 for run in (ours, theirs)
@@ -138,7 +147,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 def carry_out(run: Run, program: Path, folder: Path, url: str, work_dir: Path) -> Found:
     """One run of lm-eval, offline. Raises CalledProcessError if it fails."""
-    output = work_dir / f"{run.task}-{run.model}"
+    output = work_dir / f"{run.task} by {run.name}"
     weights = f"pretrained={folder},dtype=float32"
     endpoint = f"model={_NAME},base_url={url}/{run.path}"
     if run.model == "local-completions":  # which would else ask the server for every token
@@ -190,7 +199,7 @@ def figures(found: Sequence[tuple[Found, Found]]) -> list[dict[str, Any]]:
     return [
         {
             "task": run.task,
-            "model": run.model,
+            "model": run.name,
             **each.metrics,
             "rows": len(each.answers),
             "seconds": round(each.seconds, 1),
@@ -209,7 +218,7 @@ def table(found: Sequence[tuple[Found, Found]]) -> Table:
         for run, each in zip(runs, both, strict=True):
             shown.add_row(
                 run.task,
-                run.model,
+                run.name,
                 ", ".join(f"{name} {value:.4f}" for name, value in each.metrics.items()),
                 f"{len(each.answers)}",
                 f"{each.seconds:.1f}",
