@@ -318,7 +318,9 @@ class Request:
 class ScoreRequest:
     """How likely is each continuation of `token_ids`? Shared beginnings are computed once.
 
-    `path`, `outlook`, `goes_on` and `explain` as in `Request`.
+    With `num_top` the likeliest tokens in the place of each of theirs are wanted too, so many of
+    them, 100 at most; these are not kept, so that tokens that were scored before are computed
+    again. `path`, `outlook`, `goes_on` and `explain` as in `Request`.
     """
 
     request_id: str
@@ -329,8 +331,10 @@ class ScoreRequest:
     outlook: Outlook | None = None
     goes_on: bool = False
     explain: bool = False
+    num_top: int = 0
 
     def __post_init__(self) -> None:
+        _check_int("num_top", self.num_top, 0, 100)
         if not self.token_ids:
             raise InvalidRequest("the prompt is empty, it needs at least one token", param="prompt")
         if not self.continuations or not all(self.continuations):
@@ -372,13 +376,17 @@ class Usage:
         )
 
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The likeliest tokens at a place with their log-probabilities, best first."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token's log-probability under the model, and the likeliest tokens at its place."""
 
     token_id: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: TopLogprobs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +416,8 @@ class TokenEvent:
     character, is held back together with its tokens. `logprobs` has one entry for each of
     `token_ids` if asked for. Where a stop string cuts a token in two, the part that stays is
     encoded again; such ids have a log-probability of NaN. `stop_reason` is the stop string or
-    stop token that ended it. `prompt` explains the prompt, on the last event and if asked for.
+    stop token that ended it, and `stop_logprob` the log-probability of such a token, which is none
+    of `token_ids`. `prompt` explains the prompt, on the last event and if asked for.
     """
 
     request_id: str
@@ -417,6 +426,7 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    stop_logprob: TokenLogprob | None = None
     usage: Usage | None = None
     error: PalmetteError | None = None
     prompt: tuple[PromptStretch, ...] = ()
@@ -426,12 +436,14 @@ class TokenEvent:
 class ScoreResult:
     """`logprobs[i][j]` is log P(continuations[i][j] | token_ids + continuations[i][:j]).
 
+    `top[i][j]` are the likeliest tokens there; `top` is empty unless `num_top` asks for them.
     `prompt` explains the prompt, if asked for.
     """
 
     request_id: str
     logprobs: tuple[tuple[float, ...], ...]
     usage: Usage
+    top: tuple[tuple[TopLogprobs, ...], ...] = ()
     prompt: tuple[PromptStretch, ...] = ()
 
 

@@ -448,8 +448,9 @@ class Engine:
             )
         self._live[request.request_id] = group
         self._groups[request.request_id] = sequences
-        for sequence in sequences:
-            sequence.recall(self._kv.known_logprobs(sequence, sequence.first_asked + 1))
+        if not request.num_top:  # which are known of no token that was scored before
+            for sequence in sequences:
+                sequence.recall(self._kv.known_logprobs(sequence, sequence.first_asked + 1))
         for sequence in sequences:
             self._scheduler.add(sequence)
 
@@ -813,6 +814,8 @@ class Engine:
         group = sequence.group
         for position, logprobs in outcome.scores.items():
             group.record(sequence.node_at(position), logprobs)
+        for position, top in outcome.top.items():
+            group.top[sequence.node_at(position)] = top
         if sequence.num_uncomputed_tokens:
             return
         sequence.collect()
@@ -851,6 +854,7 @@ class Engine:
         sequence.tally.draws += 1
         token_id, text = sampled.token_id, sequence.text
         if token_id in sequence.stop_token_ids:
+            sequence.stop_logprob = self._stop_logprob(sequence, sampled)
             self._close(sequence, FinishReason.STOP, token_id)
         elif text is None:
             self._append(sequence, sampled)
@@ -858,6 +862,16 @@ class Engine:
             limit = sequence.num_tokens_left
             sequence.keep_guesses(0)  # they were for before
             self._follow(sequence, lambda: text.draw(token_id, limit))
+
+    def _stop_logprob(
+        self, sequence: GenerationSequence, sampled: SampledToken
+    ) -> TokenLogprob | None:
+        """That of a stop token that was drawn, if log-probabilities are wanted."""
+        if not sequence.keeps_rows:
+            return sampled.logprob
+        row = sequence.rows[len(sequence.token_ids) - 1]
+        num_top = sequence.request.sampling.logprobs or 0
+        return self._worker.sampler.describe(row[None], [sampled.token_id], [num_top])[0]
 
     def _append(self, sequence: GenerationSequence, sampled: SampledToken) -> None:
         """Go on by a drawn token that no constraint speaks of."""
@@ -1059,6 +1073,7 @@ class Engine:
             logprobs=logprobs,
             finish_reason=reason,
             stop_reason=stop_reason,
+            stop_logprob=sequence.stop_logprob,
             usage=usage,
             error=error,
             prompt=self._stretches(sequence, sequence.request.token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from palmette.protocol import PromptStretch, ScoreRequest, ScoreResult, Usage
+from palmette.protocol import PromptStretch, ScoreRequest, ScoreResult, TopLogprobs, Usage
 from palmette.runtime.sequence import TokenTally
 
 Node = tuple[int, ...]  # of the continuations' prefix tree: the tokens that lead to it
@@ -59,6 +59,7 @@ class ScoreGroup:
     visited: set[Node] = field(default_factory=set)  # of a sequence that was admitted
     num_prefilled: int = 0  # tokens of the prompt and of inner nodes, each counted once
     found: dict[Node, dict[int, float]] = field(default_factory=dict)
+    top: dict[Node, TopLogprobs] = field(default_factory=dict)  # if they are asked for
     prompt: tuple[PromptStretch, ...] = ()  # why it was cached or not, if that is asked for
 
     def note_admitted(self, path: Node, num_cached_tokens: int) -> None:
@@ -87,6 +88,11 @@ class ScoreGroup:
             tuple(self.found[c[:depth]][token_id] for depth, token_id in enumerate(c))
             for c in self.request.continuations
         )
+        top = tuple(
+            tuple(self.top[c[:depth]] for depth in range(len(c)))
+            for c in self.request.continuations
+            if self.request.num_top
+        )
         num_tokens = len(self.request.token_ids) + self.num_path_tokens
         prefilled = self.num_prefilled
         computed_twice = sum(tally.prefilled for tally in self.tallies) - prefilled
@@ -102,5 +108,9 @@ class ScoreGroup:
             total_seconds=now - self.submitted_at,
         )
         return ScoreResult(
-            request_id=self.request.request_id, logprobs=logprobs, usage=usage, prompt=self.prompt
+            request_id=self.request.request_id,
+            logprobs=logprobs,
+            top=top,
+            usage=usage,
+            prompt=self.prompt,
         )

@@ -241,6 +241,7 @@ class GenerationSequence(Sequence):
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     ending: tuple[FinishReason, str | int | None] | None = None
+    stop_logprob: TokenLogprob | None = None  # of the stop token that ended it
 
     @property
     def is_guessed(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from palmette.runtime.loading.gguf_metadata import GGUFMetadata
 from palmette.runtime.loading.gguf_model import GGUFModel
 from palmette.runtime.models.config import ModelConfig
 from palmette.runtime.models.llama import tensor_shapes
@@ -52,7 +53,7 @@ def bfloat16_folder(path: Path, work_dir: Path) -> Path:
     }
     _write(folder / "generation_config.json", ids)
     _write(folder / "tokenizer.json", _tokenizer(tokenizer))
-    _write(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, config))
+    _write(folder / "tokenizer_config.json", _tokenizer_config(path, tokenizer, config))
     _write(with_origin, origin)
     return folder
 
@@ -97,7 +98,9 @@ def _tokenizer(tokenizer: LoadedTokenizer) -> dict[str, Any]:
     return told
 
 
-def _tokenizer_config(tokenizer: LoadedTokenizer, config: ModelConfig) -> dict[str, Any]:
+def _tokenizer_config(
+    path: Path, tokenizer: LoadedTokenizer, config: ModelConfig
+) -> dict[str, Any]:
     end = tokenizer.decode([min(tokenizer.stop_token_ids)])
     told = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -108,6 +111,10 @@ def _tokenizer_config(tokenizer: LoadedTokenizer, config: ModelConfig) -> dict[s
     }
     if config.bos_token_id is not None:
         told["bos_token"] = tokenizer.decode([config.bos_token_id])
+    with GGUFMetadata(path) as metadata:
+        template = metadata.text("tokenizer.chat_template")
+    if template is not None:
+        told["chat_template"] = template
     return told
 
 

@@ -45,6 +45,7 @@ from palmette.protocol import (
     ScoreResult,
     TokenEvent,
     TokenLogprob,
+    TopLogprobs,
     Usage,
 )
 
@@ -386,6 +387,14 @@ class ScriptedBackend:
                 )
                 for ids in request.continuations
             ),
+            top=tuple(
+                tuple(
+                    self._top(request.token_ids + ids[:position], request.num_top)
+                    for position in range(len(ids))
+                )
+                for ids in request.continuations
+                if request.num_top
+            ),
             usage=Usage(
                 prompt_tokens=num_prompt,
                 cached_tokens=num_cached,
@@ -462,6 +471,9 @@ class ScriptedBackend:
 
     def _logprob(self, context: tuple[int, ...], token_id: int) -> float:
         return _log(self._next_probabilities(context).get(token_id, 0.0))
+
+    def _top(self, context: tuple[int, ...], count: int) -> TopLogprobs:
+        return _likeliest(self._next_probabilities(context), count)
 
     def _next_probabilities(self, context: tuple[int, ...]) -> Mapping[int, float]:
         text = self._tokenizer.decode(context)
@@ -551,8 +563,10 @@ class _Output:
     def take(self, token_id: int) -> TokenEvent | None:
         """What there is to report after one more token, if anything."""
         if token_id in self._stop_ids and len(self._produced) >= self._sampling.min_tokens:
+            logprobs = self._logprobs_of(token_id)
             self._produced.append(token_id)
-            return self._finish(FinishReason.STOP, token_id)
+            event = self._finish(FinishReason.STOP, token_id)
+            return replace(event, stop_logprob=logprobs[0] if logprobs else None)
         self._held_logprobs += self._logprobs_of(token_id)
         self._produced.append(token_id)
         self._held.append(token_id)
@@ -680,9 +694,13 @@ class _Output:
         if self._sampling.logprobs is None:
             return []
         known = self._probabilities(self._request.token_ids + tuple(self._produced))
-        likeliest = sorted(known, key=lambda other: (-known[other], other))
-        top = [(other, _log(known[other])) for other in likeliest[: self._sampling.logprobs]]
-        return [TokenLogprob(token_id, _log(known.get(token_id, 0.0)), tuple(top))]
+        top = _likeliest(known, self._sampling.logprobs)
+        return [TokenLogprob(token_id, _log(known.get(token_id, 0.0)), top)]
+
+
+def _likeliest(known: Mapping[int, float], count: int) -> TopLogprobs:
+    likeliest = sorted(known, key=lambda token_id: (-known[token_id], token_id))
+    return tuple((token_id, _log(known[token_id])) for token_id in likeliest[:count])
 
 
 def _log(probability: float) -> float:

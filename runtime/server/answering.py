@@ -1,4 +1,4 @@
-"""From events to an answer, whole or streamed; what both endpoints share."""
+"""From events to an answer, whole or streamed; what the endpoints share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from palmette.protocol import Request, TokenEvent
-from palmette.runtime.server.errors import ApiError
 from palmette.runtime.server.generation import Events, UsageTotal, generate_all
 from palmette.runtime.server.service import Service
 from palmette.runtime.server.streaming import Chunks, EventStream, JsonAnswer, unless_gone
@@ -36,23 +35,98 @@ class Choices(Protocol):
         ...
 
 
+class Answer(Protocol):
+    """An answer as it grows, whole or streamed, in the shape of an endpoint."""
+
+    def chunks(self, index: int, event: TokenEvent) -> list[dict[str, Any]]:
+        """What a stream says on an event of request `index`; maybe nothing."""
+        ...
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """What it says at the end."""
+        ...
+
+    def add(self, index: int, event: TokenEvent) -> None:
+        """Keep what `event` brings for the whole answer."""
+        ...
+
+    def whole(self) -> Any:
+        """All of it, once all requests have ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an endpoint wants done. Choice `i` of the answer is the output of `requests[i]`.
+    """What an endpoint wants done.
 
     `fields` says under which name the body had what an engine calls `prompt` and so on.
     """
 
-    answer_id: str
-    kind: str  # of the whole answer: chat.completion or text_completion
-    chunk_kind: str  # of a chunk of a stream
     requests: list[Request]
-    choices: Choices
-    choices_per_prompt: int
-    found_cached: Mapping[int, int]  # as for UsageTotal
+    answer: Answer
     is_stream: bool
-    streams_usage: bool
     fields: Mapping[str, str]
+
+
+class ChoicesAnswer:
+    """An answer of the OpenAI API. Its choice `i` is the output of request `i`."""
+
+    def __init__(
+        self,
+        service: Service,
+        answer_id: str,
+        kind: str,  # of the whole answer, or of a chunk if it is streamed
+        choices: Choices,
+        usage: UsageTotal,
+        *,
+        streams_usage: bool,
+    ) -> None:
+        self._service = service
+        self._answer_id = answer_id
+        self._kind = kind
+        self._choices = choices
+        self._usage = usage
+        self._streams_usage = streams_usage
+        self._created = int(time.time())
+
+    def chunks(self, index: int, event: TokenEvent) -> list[dict[str, Any]]:
+        """One chunk for each piece of the choice."""
+        self._count(index, event)
+        no_usage = {"usage": None} if self._streams_usage else {}
+        pieces = self._choices.pieces(index, event)
+        return [{**self._header(), "choices": [piece], **no_usage} for piece in pieces]
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """The token counts, if they are asked for."""
+        if not self._streams_usage:
+            return []
+        return [{**self._header(), "choices": [], "usage": self._usage.as_json()}]
+
+    def add(self, index: int, event: TokenEvent) -> None:
+        """Keep an event for its choice, and its token counts."""
+        self._count(index, event)
+        self._choices.add(index, event)
+
+    def whole(self) -> dict[str, Any]:
+        """All choices and the token counts."""
+        return {
+            **self._header(),
+            "choices": self._choices.whole(),
+            "usage": self._usage.as_json(),
+        }
+
+    def _count(self, index: int, event: TokenEvent) -> None:
+        if event.usage is not None:
+            self._usage.add(index, event.usage)
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "id": self._answer_id,
+            "object": self._kind,
+            "created": self._created,
+            "model": self._service.model_name,
+            "system_fingerprint": f"palmette-{palmette_version()}",
+        }
 
 
 def new_id(prefix: str) -> str:
@@ -77,64 +151,33 @@ async def answer(http: HttpRequest, service: Service, job: Job) -> Response:
     return EventStream(first, chunks, job.fields)
 
 
-def _header(service: Service, job: Job, kind: str) -> dict[str, Any]:
-    return {
-        "id": job.answer_id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": service.model_name,
-        "system_fingerprint": f"palmette-{_version()}",
-    }
-
-
-async def _whole(service: Service, job: Job) -> dict[str, Any]:
-    usage = UsageTotal(job.choices_per_prompt, job.found_cached)
+async def _whole(service: Service, job: Job) -> Any:
     async with _running(service, job) as events:
         async for index, event in events:
-            job.choices.add(index, event)
-            if event.usage is not None:
-                usage.add(index, event.usage)
-    return {
-        **_header(service, job, job.kind),
-        "choices": job.choices.whole(),
-        "usage": usage.as_json(),
-    }
+            job.answer.add(index, event)
+    return job.answer.whole()
 
 
 async def _chunks(service: Service, job: Job) -> Chunks:
-    header = _header(service, job, job.chunk_kind)
-    usage = UsageTotal(job.choices_per_prompt, job.found_cached)
-    no_usage = {"usage": None} if job.streams_usage else {}
     async with _running(service, job) as events:
         async for index, event in events:
-            for piece in job.choices.pieces(index, event):
-                yield {**header, "choices": [piece], **no_usage}
-            if event.usage is not None:
-                usage.add(index, event.usage)
-    if job.streams_usage:
-        yield {**header, "choices": [], "usage": usage.as_json()}
+            for chunk in job.answer.chunks(index, event):
+                yield chunk
+    for chunk in job.answer.last_chunks():
+        yield chunk
 
 
 @contextlib.asynccontextmanager
 async def _running(service: Service, job: Job) -> AsyncIterator[Events]:
     """The events of a job, counted among those in progress and closed at the end."""
-    if service.num_requests >= service.limits.max_requests:
-        raise ApiError(
-            429,
-            f"{service.num_requests} requests are in progress, the most this server takes; "
-            "come back later",
-            code="overloaded",
-        )
-    events: Events = generate_all(service.backend, job.requests, service.stop)
-    service.num_requests += 1
-    try:
+    with service.in_progress():
+        events: Events = generate_all(service.backend, job.requests, service.stop)
         async with contextlib.aclosing(events):
             yield events
-    finally:
-        service.num_requests -= 1
 
 
-def _version() -> str:
+def palmette_version() -> str:
+    """That of the package that runs."""
     try:
         return version("palmette")
     except PackageNotFoundError:  # run from a checkout that is not installed

@@ -17,17 +17,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from palmette.errors import InvalidRequest
 from palmette.protocol import TokenBackend
+from palmette.runtime.server import native
 from palmette.runtime.server.answering import answer
 from palmette.runtime.server.chat import chat_job, error_fields
 from palmette.runtime.server.completions import completion_job
 from palmette.runtime.server.errors import ApiError, error_answer
 from palmette.runtime.server.limits import ServerLimits
 from palmette.runtime.server.metrics import HasStats, StatsReader, render_metrics
+from palmette.runtime.server.native import generate_job, score_answer
 from palmette.runtime.server.sampling import constraint_fields
 from palmette.runtime.server.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    FlushRequest,
+    GenerateRequest,
+    ScoreOptionsRequest,
     TokenizeRequest,
 )
 from palmette.runtime.server.service import Service, off_loop
@@ -50,7 +55,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     limits: ServerLimits | None = None,
 ) -> FastAPI:
-    """The OpenAI API over `backend`, which stays the caller's to close.
+    """The OpenAI API and our own over `backend`, which stays the caller's to close.
 
     With an `api_key`, every path but the health checks wants it as a bearer token. `cors_origins`
     names the web pages that may call from a browser; by default none may.
@@ -100,7 +105,12 @@ class _Routes:
             ("/v1/models/{model:path}", get, self.model, None),
             ("/tokenize", post, self.tokenize, TokenizeRequest),
             ("/detokenize", post, self.detokenize, DetokenizeRequest),
-            ("/flush_cache", post, self.flush_cache, None),
+            ("/generate", post, self.generate, GenerateRequest),
+            ("/score", post, self.score, ScoreOptionsRequest),
+            ("/get_model_info", get, self.model_info, None),
+            ("/get_server_info", get, self.server_info, None),
+            ("/tokenizer_info", get, self.tokenizer_info, None),
+            ("/flush_cache", post, self.flush_cache, FlushRequest),
             ("/health", get, self.health, None),
             ("/ready", get, self.ready, None),
         ]
@@ -135,6 +145,32 @@ class _Routes:
         except InvalidRequest as error:
             return _error_response(error, constraint_fields(body))
 
+    async def generate(self, http: HttpRequest) -> Response:
+        """Continue prompts, told in the shape of SGLang's endpoint of this name."""
+        body = await self._read(http, GenerateRequest)
+        try:
+            job = await unless_gone(http, generate_job(body, self._service))
+            return await answer(http, self._service, job)
+        except InvalidRequest as error:
+            return _error_response(error, native.error_fields(body))
+
+    async def score(self, http: HttpRequest) -> Response:
+        """How likely each of several continuations of a prompt is, token by token."""
+        body = await self._read(http, ScoreOptionsRequest)
+        try:
+            return JsonAnswer(await unless_gone(http, score_answer(body, self._service)))
+        except InvalidRequest as error:
+            return _error_response(error, native.prompt_fields(body))
+
+    async def model_info(self, http: HttpRequest) -> Response:
+        """What is served."""
+        return JsonAnswer(native.model_info(self._service))
+
+    async def server_info(self, http: HttpRequest) -> Response:
+        """The server's limits, and what the engine holds and has done."""
+        stats = None if self._stats is None else await self._stats.read()
+        return JsonAnswer(native.server_info(self._service, stats))
+
     async def models(self, http: HttpRequest) -> Response:
         """The one model that is served."""
         return JsonAnswer({"object": "list", "data": [self._model()]})
@@ -160,10 +196,18 @@ class _Routes:
         self._service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
-        if body.messages is not None:
+        adds = body.add_special_tokens
+        if body.messages is None:
+            has_prefix = adds is None or adds
+            token_ids = await self._service.raw_prompt(body.prompt or "", has_prefix=has_prefix)
+        elif adds is None:
             token_ids = await self._service.chat_prompt(body.messages)
         else:
-            token_ids = await self._service.raw_prompt(body.prompt or "")
+            raise ApiError(
+                400,
+                "add_special_tokens is for a prompt: a chat template has its own",
+                param="add_special_tokens",
+            )
         max_context = self._service.backend.max_context
         return JsonAnswer(
             {"tokens": token_ids, "count": len(token_ids), "max_model_len": max_context}
@@ -178,8 +222,22 @@ class _Routes:
         text = await off_loop(lambda: decode(body.tokens), len(body.tokens))
         return JsonAnswer({"prompt": text})
 
+    async def tokenizer_info(self, http: HttpRequest) -> Response:
+        """The tokens that begin and end a text, spelled out, for who tokenizes here."""
+        tokenizer = self._service.backend.tokenizer
+        prefix, stop = tokenizer.prefix_ids, sorted(tokenizer.stop_token_ids)
+        return JsonAnswer(
+            {
+                "bos_token": tokenizer.decode(prefix) if prefix else None,
+                "eos_token": tokenizer.decode(stop[:1]) if stop else None,
+                "pad_token": None,
+            }
+        )
+
     async def flush_cache(self, http: HttpRequest) -> Response:
         """Drop every cached prefix that no running request holds."""
+        if http.headers.get("content-length", "0") != "0":
+            await self._read(http, FlushRequest)
         await asyncio.to_thread(self._service.backend.flush_cache)
         return JsonAnswer({"flushed": True})
 

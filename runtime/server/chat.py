@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from palmette.protocol import FinishReason, Request, TokenEvent, TokenLogprob
-from palmette.runtime.server.answering import Job, new_id
+from palmette.runtime.server.answering import ChoicesAnswer, Job, new_id
 from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.generation import UsageTotal
 from palmette.runtime.server.logprobs import TokenNames, chat_logprobs
 from palmette.runtime.server.sampling import (
     constraint,
@@ -48,15 +49,16 @@ async def chat_job(body: ChatRequest, service: Service) -> Job:
         for index in range(count)
     ]
     return Job(
-        answer_id=answer_id,
-        kind="chat.completion",
-        chunk_kind="chat.completion.chunk",
         requests=requests,
-        choices=ChatChoices(count, TokenNames(service.backend.tokenizer), sampling.logprobs),
-        choices_per_prompt=count,
-        found_cached={},
+        answer=ChoicesAnswer(
+            service,
+            answer_id,
+            "chat.completion.chunk" if is_stream else "chat.completion",
+            ChatChoices(count, TokenNames(service.backend.tokenizer), sampling.logprobs),
+            UsageTotal(count, {}),
+            streams_usage=wants_usage(body),
+        ),
         is_stream=is_stream,
-        streams_usage=wants_usage(body),
         fields=error_fields(body),
     )
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from palmette.protocol import (
-    FinishReason,
-    Request,
-    ScoreRequest,
-    TokenEvent,
-)
-from palmette.runtime.server.answering import Job, new_id
+from palmette.protocol import FinishReason, Request, TokenEvent
+from palmette.runtime.server.answering import ChoicesAnswer, Job, new_id
 from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.generation import UsageTotal
 from palmette.runtime.server.logprobs import CompletionLogprobs, TokenNames
 from palmette.runtime.server.sampling import (
     constraint,
@@ -23,7 +19,9 @@ from palmette.runtime.server.sampling import (
     wants_usage,
 )
 from palmette.runtime.server.schemas import CompletionRequest
+from palmette.runtime.server.scoring import ScoredPrompt, score_prompt
 from palmette.runtime.server.service import Service, off_loop
+from palmette.runtime.server.streaming import all_of
 
 # What the API takes where max_tokens is absent.
 DEFAULT_MAX_TOKENS = 16
@@ -31,31 +29,23 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as it is shown before its completion.
-
-    `logprobs` has one entry for each of `token_ids`, or none at all where they are not wanted.
-    """
+    """A prompt as it is shown before its completion; `scored` if log-probabilities are wanted."""
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...] = ()
-    num_cached: int | None = None  # of the prompt's tokens, if it was scored
+    scored: ScoredPrompt = field(default_factory=ScoredPrompt)
 
 
 async def completion_job(body: CompletionRequest, service: Service) -> Job:
     """What to do for a completion request. Raises InvalidRequest or ApiError."""
     service.check_model(body.model)
-    if body.echo and body.logprobs:
-        raise ApiError(
-            400,
-            "logprobs above 0 together with echo is not supported: the likeliest other tokens are "
-            "not known for a prompt; logprobs=0 gives the prompt's own",
-            param="logprobs",
-        )
     is_stream = wants_stream(body)
     count = num_choices(body, service, len(body.prompt))
     wanted = constraint(body)
     prompts = [await service.raw_prompt(prompt) for prompt in body.prompt]
+    if body.echo and body.logprobs is not None:
+        num_entries = count * sum(map(len, prompts)) * (1 + body.logprobs)
+        service.check_num_logprobs(num_entries, "logprobs")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens < 0:
         raise ApiError(400, f"max_tokens must be at least 0, got {max_tokens}", param="max_tokens")
@@ -78,29 +68,33 @@ async def completion_job(body: CompletionRequest, service: Service) -> Job:
         for prompt_index, prompt in enumerate(prompts)
         for index in range(count)
     ]
-    echoes = [
-        await _echo(given, prompt, service, body)
-        for given, prompt in zip(body.prompt, prompts, strict=True)
-        if body.echo
-    ]
+    with service.in_progress():
+        echoes = await all_of(
+            _echo(given, prompt, service, body)
+            for given, prompt in zip(body.prompt, prompts, strict=True)
+            if body.echo
+        )
+    choices = CompletionChoices(
+        [echoes[i // count] if body.echo else None for i in range(len(requests))],
+        TokenNames(service.backend.tokenizer),
+        body.logprobs,
+    )
+    found_cached = {
+        index: echo.scored.num_cached
+        for index, echo in enumerate(echoes)
+        if echo.scored.num_cached is not None
+    }
     return Job(
-        answer_id=answer_id,
-        kind="text_completion",
-        chunk_kind="text_completion",
         requests=requests,
-        choices=CompletionChoices(
-            [echoes[i // count] if body.echo else None for i in range(len(requests))],
-            TokenNames(service.backend.tokenizer),
-            body.logprobs,
+        answer=ChoicesAnswer(
+            service,
+            answer_id,
+            "text_completion",
+            choices,
+            UsageTotal(count, found_cached),
+            streams_usage=wants_usage(body),
         ),
-        choices_per_prompt=count,
-        found_cached={
-            index: echo.num_cached
-            for index, echo in enumerate(echoes)
-            if echo.num_cached is not None
-        },
         is_stream=is_stream,
-        streams_usage=wants_usage(body),
         fields=constraint_fields(body),
     )
 
@@ -123,18 +117,9 @@ async def _echo(
     text = await off_loop(lambda: tokenizer.decode(shown), len(shown))
     if body.logprobs is None:
         return Echo(text, shown)
-    first = num_hidden + 1
-    if len(prompt) <= first:  # nothing stands before the only token that is shown, if one is
-        return Echo(text, shown, (None,) * len(shown))
-    result = await service.backend.score(
-        ScoreRequest(
-            request_id=new_id("score"),
-            token_ids=prompt[:first],
-            continuations=(prompt[first:],),
-            salt=body.cache_salt or "",
-        )
-    )
-    return Echo(text, shown, (None, *result.logprobs[0]), result.usage.cached_tokens)
+    salt = body.cache_salt or ""
+    scored = await score_prompt(service, prompt, num_hidden, num_top=body.logprobs, salt=salt)
+    return Echo(text, shown, scored)
 
 
 class CompletionChoices:
@@ -142,6 +127,7 @@ class CompletionChoices:
 
     def __init__(self, echoes: list[Echo | None], names: TokenNames, num_top: int | None) -> None:
         self._echoes = echoes
+        self._is_echoed = any(echo is not None for echo in echoes)
         self._wants_logprobs = num_top is not None
         self._logprobs = [CompletionLogprobs(names, num_top or 0) for _ in echoes]
         self._parts: list[list[dict[str, Any]]] = [[] for _ in echoes]
@@ -181,18 +167,22 @@ class CompletionChoices:
         if echo is not None:
             self._echoes[index] = None
             shown = (
-                logprobs.part(echo.text, echo.token_ids, echo.logprobs)
+                logprobs.part(echo.text, echo.token_ids, echo.scored.logprobs, echo.scored.top)
                 if self._wants_logprobs
                 else None
             )
             pieces.append(_piece(index, echo.text, shown))
-        if event.text or (event.token_ids and self._wants_logprobs):
+        entries = list(event.logprobs)
+        if self._is_echoed and event.stop_logprob is not None:
+            # Who takes apart the lists of an echoed prompt and its completion counts tokens.
+            entries.append(event.stop_logprob)
+        if event.text or entries:
             shown = (
                 logprobs.part(
                     event.text,
-                    event.token_ids,
-                    [entry.logprob for entry in event.logprobs],
-                    [entry.top for entry in event.logprobs],
+                    [entry.token_id for entry in entries],
+                    [entry.logprob for entry in entries],
+                    [entry.top for entry in entries],
                 )
                 if self._wants_logprobs
                 else None

@@ -121,8 +121,8 @@ def _place(location: tuple[int | str, ...]) -> str:
     """``messages[0].content`` for ``("messages", 0, "content")``."""
     place = ""
     for index, step in enumerate(location):
-        if index == 1 and location[0] == "response_format":
-            continue  # which of the formats, not a field
+        if index == 1 and location[0] in ("response_format", "sampling_params"):
+            continue  # which of the forms it may have, not a field
         if isinstance(step, int):
             place += f"[{step}]"
         else:

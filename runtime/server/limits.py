@@ -11,13 +11,15 @@ class ServerLimits:
 
     The defaults are far above what programs send: 8 MiB of JSON are some two million tokens.
     `max_choices` counts `n` times the number of prompts; `max_requests` those in progress at once,
-    above which clients are told to come back later.
+    above which clients are told to come back later. `max_prompt_logprobs` are those of one answer,
+    the likeliest tokens at each place included: about 30 bytes of it each.
     """
 
     max_body_bytes: int = 8 << 20
     body_seconds: float = 60.0  # between two parts of a body that comes in parts
     max_choices: int = 256
     max_requests: int = 1024
+    max_prompt_logprobs: int = 1 << 20
     max_stop_strings: int = 64
     max_stop_characters: int = 4096
     max_logit_bias: int = 1024

@@ -12,6 +12,7 @@ from palmette.runtime.server.schemas import (
     GenerationFields,
     JsonObjectFormat,
     JsonSchemaFormat,
+    SamplingFields,
     StructuralTagFormat,
 )
 from palmette.runtime.server.service import Service
@@ -32,7 +33,7 @@ _PLAIN = (
 
 
 def sampling_params(
-    fields: GenerationFields, service: Service, *, max_tokens: int, logprobs: int | None
+    fields: SamplingFields, service: Service, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     """The model's defaults, changed where the request says something. Raises InvalidRequest."""
     _check_stop(fields, service)
@@ -96,7 +97,7 @@ class _Wanted:
     source: Any
 
 
-def constraint(fields: GenerationFields) -> Constraint | None:
+def constraint(fields: SamplingFields) -> Constraint | None:
     """What the text must match. Raises InvalidRequest if several fields say so, or if there is an
     option of another kind of constraint.
     """
@@ -110,7 +111,7 @@ def constraint(fields: GenerationFields) -> Constraint | None:
     return _made(fields, wanted[0]) if wanted else None
 
 
-def constraint_fields(fields: GenerationFields) -> dict[str, str]:
+def constraint_fields(fields: SamplingFields) -> dict[str, str]:
     """How the request calls the constraint that an engine complains of."""
     wanted = _wanted(fields)
     if not wanted:
@@ -124,7 +125,7 @@ def constraint_fields(fields: GenerationFields) -> dict[str, str]:
     }
 
 
-def _made(fields: GenerationFields, wanted: _Wanted) -> Constraint:
+def _made(fields: SamplingFields, wanted: _Wanted) -> Constraint:
     source, backend = wanted.source, fields.grammar_backend or "palmette"
     if wanted.kind == "regex":
         return Constraint.regex(source, syntax=fields.regex_syntax or "ecma", backend=backend)
@@ -150,7 +151,7 @@ def _made(fields: GenerationFields, wanted: _Wanted) -> Constraint:
     )
 
 
-def _check_options(fields: GenerationFields, wanted: _Wanted | None) -> None:
+def _check_options(fields: SamplingFields, wanted: _Wanted | None) -> None:
     """Raise InvalidRequest for an option without the constraint that has it."""
     for name, kinds in _OPTIONS.items():
         if getattr(fields, name) is not None and (wanted is None or wanted.kind not in kinds):
@@ -174,7 +175,7 @@ def _check_options(fields: GenerationFields, wanted: _Wanted | None) -> None:
         )
 
 
-def _wanted(fields: GenerationFields) -> list[_Wanted]:
+def _wanted(fields: SamplingFields) -> list[_Wanted]:
     """Every constraint in the request."""
     wanted = [
         _Wanted(name, kind, source)
@@ -203,7 +204,7 @@ def _wanted(fields: GenerationFields) -> list[_Wanted]:
 _ANY_OBJECT = {"type": "object"}
 
 
-def num_choices(fields: GenerationFields, service: Service, num_prompts: int = 1) -> int:
+def num_choices(fields: SamplingFields, service: Service, num_prompts: int = 1) -> int:
     """How many choices each prompt gets. Raises InvalidRequest."""
     wanted = 1 if fields.n is None else fields.n
     if wanted < 1:
@@ -231,7 +232,7 @@ def wants_usage(fields: GenerationFields) -> bool:
     return fields.stream_options is not None and bool(fields.stream_options.include_usage)
 
 
-def _check_stop(fields: GenerationFields, service: Service) -> None:
+def _check_stop(fields: SamplingFields, service: Service) -> None:
     limits = service.limits
     for name, values in (("stop", fields.stop), ("stop_token_ids", fields.stop_token_ids)):
         if len(values) > limits.max_stop_strings:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+)
 
 from palmette.protocol import (
     GrammarBackend,
@@ -15,6 +24,8 @@ from palmette.protocol import (
     UndeclaredName,
     WhitespaceName,
 )
+
+T = TypeVar("T")
 
 
 class _Fields(BaseModel):
@@ -92,9 +103,50 @@ def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
             return (tuple(value),)
         if all(isinstance(item, str) for item in value):
             return tuple(value)
-        if all(isinstance(item, list) and item and _all_ids(item) for item in value):
+        if _are_id_lists(value):
             return tuple(tuple(item) for item in value)
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T]):
+    """One prompt, or a list of them, which may have but one."""
+
+    prompts: tuple[T, ...]
+    is_list: bool
+
+
+def _texts(value: Any) -> Batch[str]:
+    if isinstance(value, str):
+        return Batch((value,), is_list=False)
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return Batch(tuple(value), is_list=True)
+    raise ValueError("must be a string or a list of strings")
+
+
+def _id_lists(value: Any) -> Batch[tuple[int, ...]]:
+    if isinstance(value, list) and value:
+        if _all_ids(value):
+            return Batch((tuple(value),), is_list=False)
+        if _are_id_lists(value):
+            return Batch(tuple(map(tuple, value)), is_list=True)
+    raise ValueError("must be a list of token ids, or a list of such lists")
+
+
+def _fork_path(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not _all_ids(value):
+        raise ValueError("must be a list of integers, none of them below 0")
+    return tuple(value)
+
+
+def _options(value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list) or not value or not _are_id_lists(value):
+        raise ValueError("must be a list of lists of token ids, none of them empty")
+    return tuple(map(tuple, value))
+
+
+def _are_id_lists(value: list[Any]) -> bool:
+    return all(isinstance(item, list) and item and _all_ids(item) for item in value)
 
 
 def _content(value: Any) -> str:
@@ -148,6 +200,13 @@ StructuralTag = Annotated[
     dict[str, Any] | str, PlainValidator(_structural_tag, dict[str, Any] | str)
 ]
 Choices = Annotated[list[str], Field(min_length=1)]
+Salt = Annotated[str | None, Field(max_length=256)]
+Texts = Annotated["Batch[str]", PlainValidator(_texts, str | list[str])]
+IdLists = Annotated[
+    "Batch[tuple[int, ...]]", PlainValidator(_id_lists, list[int] | list[list[int]])
+]
+ForkPath = Annotated[tuple[int, ...], PlainValidator(_fork_path, list[int])]
+Options = Annotated[tuple[tuple[int, ...], ...], PlainValidator(_options, list[list[int]])]
 
 _NO_TOOLS = "this server does not run tool calls"
 _BACKEND = "use grammar_backend"
@@ -180,10 +239,9 @@ class StructuredOutputs(_Fields):
     ] = None
 
 
-class GenerationFields(_Fields):
-    """What both endpoints take."""
+class SamplingFields(_Fields):
+    """How to draw, when to stop and what to match: the same for every endpoint that generates."""
 
-    model: str | None = None  # None: the model that is served
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -199,9 +257,6 @@ class GenerationFields(_Fields):
     stop_token_ids: TokenIds = ()
     ignore_eos: bool | None = None
     logit_bias: LogitBias = ()
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    cache_salt: str | None = Field(default=None, max_length=256)
     # Constraints; at most one of them, under one of its names.
     regex: str | None = None
     choices: Choices | None = None
@@ -224,6 +279,15 @@ class GenerationFields(_Fields):
     jump_forward: JumpMode | None = None
     guided_decoding_backend: Annotated[None, _refused(_BACKEND)] = None
     guided_whitespace_pattern: Annotated[None, _refused(_WHITESPACE)] = None
+
+
+class GenerationFields(SamplingFields):
+    """What both endpoints of the OpenAI API take."""
+
+    model: str | None = None  # None: the model that is served
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: Salt = None
     user: str | None = None  # without effect
 
 
@@ -232,6 +296,7 @@ class Message(_Fields):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
+    type: Annotated[None, _without_effect("text", "message")] = None
     name: Annotated[None, _refused("no chat template shows it")] = None
     refusal: Annotated[None, _refused("no chat template shows it")] = None
     audio: Annotated[None, _refused("the model reads text only")] = None
@@ -322,12 +387,94 @@ class CompletionRequest(GenerationFields):
     ] = None
 
 
+class NativeSampling(SamplingFields):
+    """The `sampling_params` of ``POST /generate``: SGLang's names for some fields, and all ours."""
+
+    max_tokens: int | None = Field(
+        default=None, validation_alias=AliasChoices("max_new_tokens", "max_tokens")
+    )
+    min_tokens: int | None = Field(
+        default=None, validation_alias=AliasChoices("min_new_tokens", "min_tokens")
+    )
+    seed: int | None = Field(default=None, validation_alias=AliasChoices("sampling_seed", "seed"))
+    spaces_between_special_tokens: bool | None = None  # without effect: a text has none of them
+    # Known, and refused.
+    skip_special_tokens: Annotated[
+        None,
+        _refused("a text has no control tokens", unless=(True,), shape=bool | None),
+    ] = None
+    no_stop_trim: Annotated[
+        None, _refused("a stop string is no part of a text", unless=(False,), shape=bool | None)
+    ] = None
+    stop_regex: Annotated[None, _refused("stop takes plain strings", unless=("", []))] = None
+    custom_params: Annotated[None, _refused("no code of others is run here")] = None
+
+
+# So that what is wrong with one of a list is told, and not that a list is no object.
+NativeSamplings = Annotated[
+    Annotated[NativeSampling, Tag("object")] | Annotated[list[NativeSampling], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "object"),
+]
+
+_TEXT_ONLY = "the model reads text only"
+_NO_ADAPTERS = "the model has no adapters"
+
+
+class PromptFields(_Fields):
+    """A prompt of the native endpoints, as text or as token ids, and where it belongs."""
+
+    text: Texts | None = None
+    input_ids: IdLists | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
+    return_text_in_logprobs: bool | None = None
+    cache_salt: Salt = None
+    path: ForkPath = ()  # the place in a program's fork tree, which keys random numbers
+
+
+class GenerateRequest(PromptFields):
+    """The body of ``POST /generate``."""
+
+    sampling_params: NativeSamplings | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1)] | None = None
+    stream: bool | None = None
+    incremental_streaming_output: bool | None = None  # a chunk has what is new, not all there is
+    rid: str | None = None
+    # Known, and refused.
+    image_data: Annotated[None, _refused(_TEXT_ONLY, unless=([],))] = None
+    video_data: Annotated[None, _refused(_TEXT_ONLY, unless=([],))] = None
+    audio_data: Annotated[None, _refused(_TEXT_ONLY, unless=([],))] = None
+    modalities: Annotated[None, _refused(_TEXT_ONLY, unless=([],))] = None
+    input_embeds: Annotated[None, _refused("the model reads token ids")] = None
+    lora_path: Annotated[None, _refused(_NO_ADAPTERS)] = None
+    lora_id: Annotated[None, _refused(_NO_ADAPTERS)] = None
+    session_params: Annotated[None, _refused("prefixes are cached without a session")] = None
+    token_ids_logprob: Annotated[None, _refused("use /score")] = None
+    return_hidden_states: Annotated[
+        None, _refused("no hidden states are kept", unless=(False,), shape=bool | None)
+    ] = None
+    custom_logit_processor: Annotated[None, _refused("no code of others is run here")] = None
+
+
+class ScoreOptionsRequest(PromptFields):
+    """The body of ``POST /score``."""
+
+    options: Options
+
+
+class FlushRequest(_Fields):
+    """The body of ``POST /flush_cache``, which may be left out."""
+
+    empty_cache: bool | None = None  # without effect: of no device's memory more is held
+
+
 class TokenizeRequest(_Fields):
     """The body of ``POST /tokenize``: a raw prompt or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None  # false: no prefix before a raw prompt
 
 
 class DetokenizeRequest(_Fields):

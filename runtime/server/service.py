@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -31,6 +32,31 @@ class Service:
     num_requests: int = 0  # generations in progress
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: end them all
 
+    @contextmanager
+    def in_progress(self) -> Iterator[None]:
+        """One more request is worked at. Raises ApiError 429 if there are too many already."""
+        if self.num_requests >= self.limits.max_requests:
+            raise ApiError(
+                429,
+                f"{self.num_requests} requests are in progress, the most this server takes; "
+                "come back later",
+                code="overloaded",
+            )
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+    def check_num_logprobs(self, count: int, param: str) -> None:
+        """Raises InvalidRequest if an answer would have too many log-probabilities."""
+        if count > self.limits.max_prompt_logprobs:
+            raise InvalidRequest(
+                f"{param} asks for {count} log-probabilities of prompts, at most "
+                f"{self.limits.max_prompt_logprobs} are given",
+                param=param,
+            )
+
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 unless `name` is the model served here; None means whatever is."""
         if name is not None and name != self.model_name:
@@ -53,11 +79,13 @@ class Service:
 
         return await off_loop(encode, num_characters)
 
-    async def raw_prompt(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    async def raw_prompt(
+        self, prompt: str | tuple[int, ...], *, has_prefix: bool = True
+    ) -> tuple[int, ...]:
         """The ids of a raw prompt: control tokens spelled out become those tokens.
 
-        Text gets the tokenizer's prefix in front unless it begins with it; ids are taken as they
-        are.
+        Text gets the tokenizer's prefix in front unless it begins with it, or unless `has_prefix`
+        is False; ids are taken as they are.
         """
         tokenizer = self.backend.tokenizer
         if not isinstance(prompt, str):
@@ -66,7 +94,7 @@ class Service:
 
         def encode() -> tuple[int, ...]:
             ids = tuple(tokenizer.encode([Piece(prompt, special=True)]))
-            prefix = tokenizer.prefix_ids
+            prefix = tokenizer.prefix_ids if has_prefix else ()
             return ids if ids[: len(prefix)] == prefix else prefix + ids
 
         return await off_loop(encode, len(prompt))

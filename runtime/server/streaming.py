@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -49,15 +49,30 @@ async def unless_gone(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
 
     The body must have been read. Raises ClientGone.
     """
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(http.receive))
+    return await before(_disconnect(http.receive), work, ClientGone())
+
+
+async def before(
+    end: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T], otherwise: Exception
+) -> T:
+    """The result of `work`. If `end` returns first, `work` is cancelled and `otherwise` raised."""
+    task, ending = asyncio.create_task(work), asyncio.create_task(end)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone
+            raise otherwise
         return task.result()
     finally:
-        await _cancel(task, gone)
+        await _cancel(task, ending)
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. The first failure is raised once all others were cancelled."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await _cancel(*tasks)
 
 
 class EventStream(Response):

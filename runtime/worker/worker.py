@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from palmette.errors import PalmetteError
+from palmette.protocol import TopLogprobs
 from palmette.runtime.forward_batch import ForwardBatch
 from palmette.runtime.kv.moves import Move, PageCopy
 from palmette.runtime.sampling import SampledToken, Sampler, SamplingRow
@@ -35,6 +36,7 @@ class Outcome:
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     rows_ahead: dict[int, torch.Tensor] = field(default_factory=dict)
     scores: dict[int, dict[int, float]] = field(default_factory=dict)
+    top: dict[int, TopLogprobs] = field(default_factory=dict)  # by position, if asked for
     error: PalmetteError | None = None
 
     def take(self, drawn: SampledToken | PalmetteError) -> None:
@@ -93,6 +95,7 @@ class Worker:
         logits = self.model.forward(self._batch(work, rows), self.kv)  # [R, vocab_rows]
         self._draw(work, drawing, logits, outcomes)
         self._score(work, scoring, logits, outcomes)
+        self._find_top(work, scoring, logits, outcomes)
         for index, row, position in keeping:
             outcomes[index].rows[position] = logits[row].clone()
         for index, row, position in guessing:
@@ -116,6 +119,38 @@ class Worker:
         else:
             assert self.host is not None
             self.host.restore(move.slot, move.page)
+
+    def _find_top(
+        self,
+        work: SequenceOf[PlannedWork],
+        scoring: list[tuple[int, int, int]],
+        logits: torch.Tensor,
+        outcomes: list[Outcome],
+    ) -> None:
+        """The likeliest tokens at each scored position where they are asked for."""
+        asked = []  # (index in work, position, a target there)
+        rows = []
+        num_top = []
+        for index, row, position in scoring:
+            sequence = work[index].sequence
+            assert isinstance(sequence, ScoringSequence)
+            if sequence.group.request.num_top:
+                asked.append((index, position, sequence.targets[position][0]))
+                rows.append(row)
+                num_top.append(sequence.group.request.num_top)
+        if not asked:
+            return
+        described = self.sampler.describe(
+            logits if len(rows) == logits.shape[0] else logits[rows],
+            [token_id for _, _, token_id in asked],
+            num_top,
+        )
+        for (index, position, _), each in zip(asked, described, strict=True):
+            outcomes[index].top[position] = each.top
+            # To the last digit the same in both, whatever rows were summed up together.
+            told = {each.token_id: each.logprob, **dict(each.top)}
+            scores = outcomes[index].scores[position]
+            scores.update((token_id, told[token_id]) for token_id in scores.keys() & told.keys())
 
     def _batch(self, work: SequenceOf[PlannedWork], rows: list[int]) -> ForwardBatch:
         token_ids: list[int] = []

@@ -25,6 +25,7 @@ from palmette.grammar import GrammarTooComplex, Matcher
 from palmette.protocol import (
     Constraint,
     FinishReason,
+    JumpMode,
     Piece,
     Request,
     SamplingParams,
@@ -536,6 +537,89 @@ def test_scoring_computes_each_inner_node_once_and_equals_one_by_one(
             ScoreRequest(request_id="one", token_ids=prompt, continuations=(continuation,)),
         )
         assert logprobs == pytest.approx(alone.logprobs[0], abs=1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    continuations=st.lists(
+        st.lists(st.integers(0, 3), min_size=1, max_size=5).map(tuple), min_size=1, max_size=6
+    ),
+    num_top=st.integers(1, 100),
+    page_size=st.sampled_from([1, 3, 16]),
+)
+def test_scoring_tells_the_likeliest_tokens_of_every_place_cold_and_warm(
+    continuations: list[tuple[int, ...]], num_top: int, page_size: int
+) -> None:
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        rng = random.Random(repr(history))
+        return {token_id: rng.uniform(-3, 3) for token_id in range(40)}
+
+    engine, model = history_engine(logits_of, page_size=page_size)
+    prompt = (7, 8, 9, 7, 8)
+    for run_index in range(2):
+        result = score(
+            engine,
+            ScoreRequest(
+                request_id=str(run_index),
+                token_ids=prompt,
+                continuations=tuple(continuations),
+                num_top=num_top,
+            ),
+        )
+        for continuation, values, tops in zip(
+            continuations, result.logprobs, result.top, strict=True
+        ):
+            for depth, (value, top) in enumerate(zip(values, tops, strict=True)):
+                logits = logits_of(prompt + continuation[:depth])
+                known = [logits.get(token_id, 0.0) for token_id in range(model.vocab_rows)]
+                order = sorted(range(len(known)), key=lambda i: (-known[i], i))
+                assert [token_id for token_id, _ in top] == order[:num_top]
+                norm = math.log(sum(map(math.exp, known)))
+                assert [p for _, p in top] == pytest.approx(
+                    [known[i] - norm for i in order[:num_top]], abs=1e-5
+                )
+                assert dict(top).get(continuation[depth], value) == value
+    assert_idle(engine)
+
+
+def test_scoring_without_num_top_tells_no_likeliest_tokens() -> None:
+    engine, _ = history_engine(lambda history: {})
+    request = ScoreRequest(request_id="s", token_ids=(1,), continuations=((2, 3),))
+    assert score(engine, request).top == ()
+    for wrong in (-1, 101):
+        with pytest.raises(InvalidRequest, match="num_top must be an integer of at least 0"):
+            replace(request, num_top=wrong)
+
+
+@pytest.mark.parametrize("constraint", [None, Constraint.regex("a*")])
+@pytest.mark.parametrize("jump_forward", ["token", "canonical"])
+def test_a_stop_token_has_its_log_probability(
+    constraint: Constraint | None, jump_forward: JumpMode
+) -> None:
+    end = 258
+
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        return {end: 5.0} if history[-2:] == ids("aa") else {ord("a"): 5.0}
+
+    engine, _ = history_engine(logits_of)
+    for num_top in (None, 2):
+        sampling = SamplingParams(
+            temperature=0, logprobs=num_top, max_tokens=9, jump_forward=jump_forward
+        )
+        request = Request(
+            request_id="r", token_ids=ids("q"), sampling=sampling, constraint=constraint
+        )
+        (outcome,) = run(engine, request)
+        assert (outcome.text, outcome.end.stop_reason) == ("aa", end)
+        found = outcome.end.stop_logprob
+        if num_top is None:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.token_id == end
+        norm = math.log(math.exp(5) + engine.tokenizer.vocab_size - 1)
+        assert found.logprob == pytest.approx(5 - norm, abs=1e-5)
+        assert [token_id for token_id, _ in found.top] == [end, 0]
 
 
 @settings(deadline=None, max_examples=60)

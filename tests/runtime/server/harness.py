@@ -43,14 +43,14 @@ async def post(backend: TokenBackend, path: str, body: Any, **options: Any) -> h
         return await http.post(path, json=body)
 
 
-async def answer(backend: TokenBackend, path: str, **body: Any) -> dict[str, Any]:
+async def answer(backend: TokenBackend, path: str, /, **body: Any) -> dict[str, Any]:
     """The body of a good answer, read as strict JSON."""
     response = await post(backend, path, body)
     assert response.status_code == 200, response.text
     return strict_json(response.text)
 
 
-async def chunks(backend: TokenBackend, path: str, **body: Any) -> list[dict[str, Any]]:
+async def chunks(backend: TokenBackend, path: str, /, **body: Any) -> list[dict[str, Any]]:
     """The chunks of a good stream."""
     response = await post(backend, path, {**body, "stream": True})
     assert response.status_code == 200, response.text

@@ -13,7 +13,16 @@ from palmette.runtime.metrics import EngineStats
 from palmette.runtime.server import create_app
 from palmette.runtime.server.errors import ApiError
 from palmette.runtime.server.metrics import StatsReader
-from palmette.runtime.server.schemas import ChatRequest, CompletionRequest, Message
+from palmette.runtime.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    FlushRequest,
+    GenerateRequest,
+    Message,
+    NativeSampling,
+    ScoreOptionsRequest,
+    TokenizeRequest,
+)
 from tests.runtime.server.harness import CHAT, COMPLETIONS, HI, client, error_of
 
 
@@ -124,12 +133,27 @@ async def test_tokenize_gives_what_a_generation_would_get() -> None:
         assert text == "<|bos|>a<|im_end|>"
 
 
+async def test_a_client_can_tokenize_here_without_the_prefix() -> None:
+    """As lm-eval does: it asks for the spelling of control tokens, and for pieces of a prompt."""
+    tokenizer = ByteTokenizer(prefix="<|bos|>")
+    async with client(ScriptedBackend(tokenizer=tokenizer)) as http:
+        told = (await http.get("/tokenizer_info")).json()
+        assert told == {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": None}
+        for text, ids in (("<|eos|>", [tokenizer.control_id("<|eos|>")]), ("ab", [97, 98])):
+            asked = {"prompt": text, "add_special_tokens": False}
+            assert (await http.post("/tokenize", json=asked)).json()["tokens"] == ids
+    async with client(ScriptedBackend(tokenizer=ByteTokenizer(stop_tokens=()))) as http:
+        told = (await http.get("/tokenizer_info")).json()
+        assert (told["bos_token"], told["eos_token"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/tokenize", {}),
         ("/tokenize", {"prompt": "x", "messages": HI}),
         ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"messages": HI, "add_special_tokens": False}),
         ("/detokenize", {"tokens": [260]}),
         ("/detokenize", {"tokens": "x"}),
         ("/detokenize", {}),
@@ -188,5 +212,15 @@ async def test_the_api_description_names_every_field_of_a_request() -> None:
 
 def test_every_field_of_a_request_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "server.md").read_text(encoding="utf-8")
-    fields = {*ChatRequest.model_fields, *CompletionRequest.model_fields, *Message.model_fields}
+    bodies = (
+        ChatRequest,
+        CompletionRequest,
+        Message,
+        GenerateRequest,
+        NativeSampling,
+        ScoreOptionsRequest,
+        TokenizeRequest,
+        FlushRequest,
+    )
+    fields = {name for body in bodies for name in body.model_fields}
     assert [name for name in fields if f"`{name}`" not in page] == []

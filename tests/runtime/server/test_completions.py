@@ -13,10 +13,8 @@ from tests.runtime.server.harness import (
     COMPLETIONS,
     answer,
     chunks,
-    error_of,
     finite,
     pieces_backend,
-    post,
 )
 
 
@@ -184,10 +182,24 @@ async def test_echo_with_logprobs_of_a_prompt_of_one_token() -> None:
     }
 
 
-async def test_echo_with_the_likeliest_tokens_is_refused_by_name() -> None:
-    response = await post(sky(), COMPLETIONS, {"prompt": "The", "echo": True, "logprobs": 1})
-    assert response.status_code == 400
-    assert error_of(response)["param"] == "logprobs"
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_echo_with_the_likeliest_tokens_of_every_place(is_stream: bool) -> None:
+    asked = {"prompt": "The sky is", "echo": True, "logprobs": 1, "max_tokens": 8}
+    backend = sky()
+    if is_stream:
+        events = await chunks(backend, COMPLETIONS, **asked)
+        parts = [choice["logprobs"] for event in events for choice in event["choices"]]
+        lists = {n: [value for part in parts if part for value in part[n]] for n in parts[0]}
+    else:
+        lists = (await answer(backend, COMPLETIONS, **asked))["choices"][0]["logprobs"]
+    # The last one ended the text: it is no part of it, and counts as generated.
+    assert lists["tokens"] == ["The", " sky", " is", " today", "<|eos|>"]
+    assert [list(top) for top in lists["top_logprobs"][1:4]] == [[" sky"], [" sky"], [" is"]]
+    assert lists["top_logprobs"][0] is None
+    assert lists["text_offset"] == [0, 3, 7, 10, 16]
+    without = {**asked, "echo": False}
+    own = (await answer(backend, COMPLETIONS, **without))["choices"][0]["logprobs"]
+    assert own["tokens"] == [" today"]
 
 
 async def test_logprobs_list_tokens_offsets_and_the_likeliest() -> None:

@@ -176,6 +176,15 @@ def hang_up(url: str, path: str, body: dict[str, Any], when: Any) -> None:
         wait_for(when)
 
 
+def test_what_is_sent_on_a_connection_does_not_wait_for_what_was_sent_before() -> None:
+    with (
+        bind("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_a_port_in_use_is_one_clear_sentence() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -199,6 +199,33 @@ def test_echoed_logprobs_are_the_same_on_a_warm_cache(url: str, num_generated: i
     assert lists["token_logprobs"][1:] == pytest.approx(warm["logprobs"]["token_logprobs"][1:])
 
 
+@pytest.mark.parametrize("constraint", [{}, {"json_schema": json.dumps(SCHEMA)}])
+def test_the_native_endpoint_tells_every_token_with_its_log_probability(
+    url: str, constraint: dict[str, Any]
+) -> None:
+    body = good(
+        url,
+        "/generate",
+        text="The capital of France is",
+        sampling_params={"max_new_tokens": 60, "temperature": 0, **constraint},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    )
+    meta = body["meta_info"]
+    output = meta["output_token_logprobs"]
+    assert [token_id for _, token_id, _ in output] == body["output_ids"]
+    assert len(output) == meta["completion_tokens"] == len(meta["output_top_logprobs"])
+    stops = {meta["finish_reason"].get("matched")}
+    assert "".join(text for _, token_id, text in output if token_id not in stops) == body["text"]
+    assert (
+        "".join(text for _, _, text in meta["input_token_logprobs"]) == "The capital of France is"
+    )
+    if constraint:
+        jsonschema.validate(json.loads(body["text"]), SCHEMA)
+
+
 BAD_PATTERN = {"type": "string", "pattern": "^(unclosed$"}
 BACKREFERENCE = {"type": "string", "pattern": r"(a|b)\1"}
 DISJOINT = {
