@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from palmette.errors import EngineError, RequestAborted
@@ -21,6 +21,7 @@ from palmette.lang.choices import (
     normalize,
     normalized_by_unconditional,
 )
+from palmette.lang.limits import Grant
 from palmette.lang.nodes import Select
 from palmette.lang.outlook import ROLE_CHARS, Ahead
 from palmette.lang.variables import Failure, Slot
@@ -180,7 +181,8 @@ class AppendBranches(Operation):
     async def run(self, branch: Branch) -> None:
         for other in self.branches:
             branch.add_text(branch.transcript.take_over(other.transcript))
-        branch.close_later(self.branches[0])
+        for first in self.branches[:1]:
+            branch.close_later(first)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -194,12 +196,20 @@ class Generate(Operation):
         return Ahead(num_generated=self.sampling.max_tokens, num_asks=1)
 
     async def run(self, branch: Branch) -> None:
+        sampling = self.sampling
+        if branch.budget is None:
+            await self._generate(branch, sampling, Grant(sampling.max_tokens))
+            return
+        async with branch.budget.grant(sampling.max_tokens, sampling.min_tokens) as grant:
+            await self._generate(branch, replace(sampling, max_tokens=grant.num_tokens), grant)
+
+    async def _generate(self, branch: Branch, sampling: SamplingParams, grant: Grant) -> None:
         prompt_ids = await _off_loop(branch.transcript.num_pending_chars, branch.transcript.commit)
         outlook, goes_on = branch.outlook(len(prompt_ids))
         request = Request(
             request_id=branch.run.next_request_id(branch),
             token_ids=prompt_ids,
-            sampling=self.sampling,
+            sampling=sampling,
             constraint=self.constraint,
             path=branch.path,
             outlook=outlook,
@@ -211,11 +221,13 @@ class Generate(Operation):
         async with _closing(branch.run.backend.generate(request)) as events:
             async for event in events:
                 token_ids += event.token_ids
+                grant.num_used = len(token_ids)
                 logprobs += event.logprobs
                 branch.transcript.extend(event.token_ids, event.text)
                 branch.add_text(event.text, self.slot)
                 if event.usage is not None:
                     branch.add_usage(event.usage)
+                    grant.num_used = event.usage.completion_tokens
                 if event.finish_reason is None:
                     continue
                 if event.error is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
+from palmette.lang.limits import Limits
 from palmette.protocol import SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
@@ -33,8 +34,9 @@ _REFUSED = {
     "n": "only n=1 is generated; use fork(n) for several continuations",
 }
 OPTION_NAMES = frozenset((*_SAME_NAME, *_OTHERS, *_REFUSED))
-# `run` and its like take what `gen` takes, and this.
-RUN_OPTION_NAMES = OPTION_NAMES | {"explain"}
+# `run` and its like take what `gen` takes, and these.
+_OF_RUN = frozenset(("explain", "timeout", "max_total_tokens"))
+RUN_OPTION_NAMES = OPTION_NAMES | _OF_RUN
 
 
 def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,19 +69,25 @@ def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run was asked for: the defaults of its `gen` calls, and whether to explain prompts."""
+    """What a run was asked for: the defaults of its `gen` calls, whether to explain prompts, and
+    what it may take.
+    """
 
     defaults: Mapping[str, Any]
     explains: bool
+    limits: Limits
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RunOptions:
-        """The options given. Raises as `sampling_overrides` does, and TypeError for `explain`."""
+        """The options given. Raises as `sampling_overrides` and `Limits` do, and TypeError for
+        `explain`.
+        """
         explain = options.get("explain")
         if not isinstance(explain, bool | None):
             raise TypeError(f"explain must be True or False, got {explain!r}")
-        for_gen = {name: value for name, value in options.items() if name != "explain"}
-        return cls(sampling_overrides(for_gen), explains=bool(explain))
+        for_gen = {name: value for name, value in options.items() if name not in _OF_RUN}
+        limits = Limits(options.get("timeout"), options.get("max_total_tokens"))
+        return cls(sampling_overrides(for_gen), explains=bool(explain), limits=limits)
 
 
 def resolve_sampling(

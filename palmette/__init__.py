@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from palmette.errors import (
     BackendNotSet,
+    BatchInterrupted,
     ConstraintError,
     EngineError,
     InvalidOutput,
@@ -28,14 +29,17 @@ from palmette.errors import (
     ModelError,
     PalmetteError,
     PrimitiveFailed,
+    ProgramCancelled,
     ProgramError,
+    ProgramTimeout,
     RequestAborted,
+    TokenBudgetExceeded,
     UnsupportedFeature,
     VariableNotSet,
 )
 from palmette.lang.backend import flush_cache, get_default_backend, set_default_backend
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
-from palmette.lang.branches import Branches
+from palmette.lang.branches import Branches, first_k, first_k_async
 from palmette.lang.builders import (
     assistant,
     assistant_begin,
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendNotSet",
+    "BatchInterrupted",
     "Branches",
     "ByteTokenizer",
     "ChoicesMethod",
@@ -79,17 +84,22 @@ __all__ = [
     "ModelError",
     "PalmetteError",
     "PrimitiveFailed",
+    "ProgramCancelled",
     "ProgramError",
+    "ProgramTimeout",
     "Reply",
     "RequestAborted",
     "ScriptedBackend",
     "State",
+    "TokenBudgetExceeded",
     "UnsupportedFeature",
     "VariableNotSet",
     "__version__",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "first_k",
+    "first_k_async",
     "flush_cache",
     "function",
     "gen",
