@@ -25,6 +25,7 @@ from palmette.runtime.async_engine import AsyncEngine
 
 BEGINNING = "Below are questions about numbers, each with a short answer.\n"
 SAMPLE_SECONDS = 0.02
+SETTLE_SECONDS = 0.3  # for the threads of the last batch to end
 
 
 def question(number: int) -> str:
@@ -213,6 +214,7 @@ def measure(kind: str, backend: TokenBackend, sizes: Sizes) -> Iterator[Figures]
         for how, work in at_once.items():
             backend.flush_cache()
             counting = Counting(backend)
+            time.sleep(SETTLE_SECONDS)
             with Watch() as watch:
                 seconds, answers = timed(work, cast("TokenBackend", counting))
             num = sizes.num_branches if what == "branches" else sizes.num_programs

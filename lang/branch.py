@@ -50,7 +50,7 @@ class Branch:
         self.spans: dict[str, Span] = {}  # variable scopes that are open
         self.chunks: list[str] = []
         self.failure: Failure | None = None
-        self.stopped: Stop | None = None  # it alone, not with one it came from
+        self.stopped: Stop | None = None  # itself, not with one it came from
         self.budget = budget
         self.num_settled = 0  # the greater, the later it came to have nothing left to do
         self.usage = Usage()
@@ -224,10 +224,10 @@ class Branch:
     def stop(self, stop: Stop) -> None:
         """End early, with all branches forked from this one: what runs is aborted, what is queued
         dropped, nothing more can be appended. Returns at once; does nothing on a run that has
-        ended, or a second time. What was done stays as it is.
+        ended, or where it ends early already. What was done stays as it is.
         """
         with self.run.lock:
-            if self.run.is_finished or self.stopped is not None:
+            if self.run.is_finished or self._stop() is not None:
                 return
             self.stopped = stop
         self.run.work.call(self._interrupt_all)

@@ -37,7 +37,7 @@ class Run:
         *,
         is_async: bool = False,
         explains: bool = False,
-        limits: Limits = Limits(),  # noqa: B008  # it is frozen
+        limits: Limits | None = None,
     ) -> None:
         self.run_id = uuid.uuid4().hex
         self.forecast = Forecast(self.run_id)
@@ -64,8 +64,8 @@ class Run:
         self._num_settled = 0
         self._timers: list[asyncio.TimerHandle] = []
         self._failures: list[Failure] = []
-        self._limits = limits
-        tokens = limits.max_total_tokens
+        self._limits = limits or Limits()
+        tokens = self._limits.max_total_tokens
         budget = None if tokens is None else Budget(tokens, "the run")
         self.root = Branch(self, budget=budget)
 

@@ -137,15 +137,21 @@ def test_a_timeout_of_a_fork_stops_its_branches_and_no_others() -> None:
         branches = s.fork(3, timeout=0.1)
         branches += ["quick" + pm.gen("x"), "slow" + pm.gen("x"), "quick" + pm.gen("x")]
         others = s.fork(1)
-        inner = branches[2].fork(1)
+        inner = branches[2].fork(2)
         inner += "slow" + pm.gen("y")
-        for branch in (branches[1], inner[0]):
+        for branch in (branches[1], *inner):
             with pytest.raises(
                 pm.ProgramTimeout,
                 match=r"timeout=0\.1 of fork\(3\) at .*test_limits\.py:\d+ passed before gen",
             ) as info:
                 branch.text()
             assert info.value.path == branch.path
+        # That a join has to do without one makes nothing else of it.
+        with pytest.raises(pm.ProgramTimeout):
+            inner.join()
+        for branch in inner:
+            with pytest.raises(pm.ProgramTimeout, match=r"passed before gen\('y'\)"):
+                branch.text()
         # What was done stays; nothing can be added.
         assert branches[0]["x"] == "ok"
         assert branches[0].text() == "pquickok"
