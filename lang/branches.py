@@ -4,7 +4,8 @@ the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
@@ -13,6 +14,7 @@ from palmette.lang.appending import caller
 from palmette.lang.limits import Stop
 from palmette.lang.nodes import Expr
 from palmette.lang.operations import AppendBranches
+from palmette.lang.signals import Signal
 from palmette.lang.variables import Failure, Slot, gathered
 
 if TYPE_CHECKING:
@@ -174,15 +176,21 @@ class _Race:
         if len({id(branch.run) for branch in branches}) > 1:
             raise ValueError(f"{by}: the branches are of different runs")
         self._run = self._states[0]._branch.run
+        self._decided = Signal(self._run.lock)
+        self._pending = {state._branch: state for state in self._states}
+        self._done: list[State] = []
+        self._failed: list[Branch] = []
 
     def wait(self, instead: str) -> _Outcome:
         """Those that won, or the failure after which fewer than `k` can."""
-        return self._states[0]._wait(self._run.branch_settled, self._check, instead)
+        with self._watching():
+            return self._states[0]._wait(self._decided, self._outcome, instead)
 
     async def wait_async(self) -> _Outcome:
         """As `wait`, without blocking the event loop."""
-        self._run.tell()
-        return await self._run.branch_settled.wait_async(self._check)
+        with self._watching():
+            self._run.tell()
+            return await self._decided.wait_async(self._outcome)
 
     def result_of(self, outcome: _Outcome, *, cancels: bool = False) -> list[State]:
         """Those that won, and the others cancelled if they are to be. A failure is raised, and what
@@ -196,15 +204,38 @@ class _Race:
             self._cancel(state for state in self._states if state not in won)
         return outcome.states
 
-    def _check(self) -> _Outcome | None:
-        settled = [state for state in self._states if state._branch.is_settled()]
-        failed = [state._branch for state in settled if not state._branch.has_succeeded()]
-        if len(settled) - len(failed) >= self._k:
-            done = [state for state in settled if state._branch.has_succeeded()]
-            return _Outcome(sorted(done, key=lambda s: s._branch.num_settled)[: self._k])
-        if len(self._states) - len(failed) >= self._k:
-            return None
-        return _Outcome([], min(failed, key=lambda branch: branch.num_settled).why_failed())
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        with self._run.lock:
+            settled = [branch for branch in self._pending if branch.is_settled()]
+            for branch in sorted(settled, key=lambda branch: branch.num_settled):
+                self._note(branch)
+            self._run.watchers.add(self._note)
+        try:
+            yield
+        finally:
+            with self._run.lock:
+                self._run.watchers.discard(self._note)
+
+    def _note(self, branch: Branch) -> None:
+        """The branch has nothing left to do. Lock held."""
+        state = self._pending.pop(branch, None)
+        if state is None or self._outcome() is not None:
+            return
+        if branch.has_succeeded():
+            self._done.append(state)
+        else:
+            self._failed.append(branch)
+        if self._outcome() is not None:
+            self._decided.notify()
+
+    def _outcome(self) -> _Outcome | None:
+        """None as long as it is open. Lock held."""
+        if len(self._done) >= self._k:
+            return _Outcome(self._done)
+        if len(self._states) - len(self._failed) < self._k:
+            return _Outcome([], self._failed[0].why_failed())
+        return None
 
     def _cancel(self, states: Iterable[State]) -> None:
         for state in states:

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from palmette.errors import PalmetteError, ProgramError
@@ -53,7 +53,9 @@ class Run:
         self.lock = threading.RLock()
         self.work = _WORK
         self.changed = Signal(self.lock)
-        self.branch_settled = Signal(self.lock)  # a branch has come to have nothing left to do
+        # Told of each branch that has come to have nothing left to do, with the lock held. Who
+        # waits for many must not be woken by each: it would fight with the loop over the lock.
+        self.watchers: set[Callable[[Branch], object]] = set()
         self.is_finished = False
         self._is_told_over = False
         self.error: BaseException | None = None  # what the program itself ended with
@@ -163,7 +165,8 @@ class Run:
         self._live.discard(branch)
         self._num_settled += 1
         branch.num_settled = self._num_settled
-        self.branch_settled.notify()
+        for watch in tuple(self.watchers):
+            watch(branch)
         if not self._live:
             self.changed.notify()
             self._tell_over()

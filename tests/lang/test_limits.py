@@ -12,6 +12,7 @@ import pytest
 import palmette as pm
 from palmette.errors import PrimitiveFailed, ProgramStopped
 from palmette.lang.backends.scripted import Reply, ScriptedBackend
+from palmette.lang.signals import Signal
 from palmette.protocol import Request
 
 NEVER = Reply(text="never", delay=60)
@@ -623,3 +624,22 @@ def test_whatever_is_stopped_at_whatever_moment_the_run_ends_with_nothing_left()
         state = run(backend, body)
         assert state.text() == "pabc"
         assert backend.num_running == 0
+
+
+def test_who_joins_many_branches_is_not_woken_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = []
+    notify = Signal.notify
+
+    def counted(signal: Signal) -> None:
+        woken.extend(signal._wakers)
+        notify(signal)
+
+    def body(s: pm.State) -> None:
+        branches = s.fork(300)
+        branches += lambda i: f"{i}" + pm.gen("x")
+        monkeypatch.setattr(Signal, "notify", counted)
+        branches.join()
+        assert s["x"] == ["ok"] * 300
+
+    run(ScriptedBackend("ok", delay=0.05), body)
+    assert len(woken) <= 3
