@@ -44,11 +44,11 @@ def test_a_run_that_takes_too_long_is_aborted_and_says_what_it_was_busy_with() -
 
     with pytest.raises(
         pm.ProgramTimeout,
-        match=r"^timeout=0\.1 of the run passed before gen\('y'\) at .*limits\.py:\d+ was done$",
+        match=r"^timeout=0\.5 of the run passed before gen\('y'\) at .*limits\.py:\d+ was done$",
     ) as info:
-        run(backend, body, timeout=0.1)
+        run(backend, body, timeout=0.5)
     assert isinstance(info.value, TimeoutError)
-    assert (info.value.seconds, info.value.primitive, info.value.path) == (0.1, "gen('y')", ())
+    assert (info.value.seconds, info.value.primitive, info.value.path) == (0.5, "gen('y')", ())
     assert backend.num_running == 0
     assert len(backend.aborted) == 1
 
@@ -77,7 +77,7 @@ def test_a_stream_that_takes_too_long_gives_what_there_is_and_then_raises() -> N
 
     chunks: list[str] = []
     with pytest.raises(pm.ProgramTimeout, match=r"gen\('y'\)"):
-        chunks.extend(program.stream(backend=backend, timeout=0.1))
+        chunks.extend(program.stream(backend=backend, timeout=0.5))
     assert chunks == ["p", "1", "2", "q"]
 
 
@@ -87,7 +87,7 @@ def test_each_program_of_a_batch_has_the_timeout_for_itself() -> None:
         s += how + pm.gen("x")
 
     results = program.run_batch(
-        ["slow", "quick", "slow"], backend=slow_and_quick(), timeout=0.1, on_error="return"
+        ["slow", "quick", "slow"], backend=slow_and_quick(), timeout=0.5, on_error="return"
     )
     assert [type(result) for result in results] == [pm.ProgramTimeout, pm.State, pm.ProgramTimeout]
 
@@ -135,7 +135,7 @@ def test_a_timeout_of_a_fork_stops_its_branches_and_no_others() -> None:
 
     def body(s: pm.State) -> None:
         s += "p"
-        branches = s.fork(3, timeout=0.1)
+        branches = s.fork(3, timeout=0.5)
         branches += ["quick" + pm.gen("x"), "slow" + pm.gen("x"), "quick" + pm.gen("x")]
         others = s.fork(1)
         inner = branches[2].fork(2)
@@ -143,7 +143,7 @@ def test_a_timeout_of_a_fork_stops_its_branches_and_no_others() -> None:
         for branch in (branches[1], *inner):
             with pytest.raises(
                 pm.ProgramTimeout,
-                match=r"timeout=0\.1 of fork\(3\) at .*test_limits\.py:\d+ passed before gen",
+                match=r"timeout=0\.5 of fork\(3\) at .*test_limits\.py:\d+ passed before gen",
             ) as info:
                 branch.text()
             assert info.value.path == branch.path
@@ -480,19 +480,35 @@ def test_a_failing_join_is_raised_at_once_and_cancels_what_still_runs() -> None:
 # -- The first k -----------------------------------------------------------------------------------
 
 
-def by_number(prompt: str, request: Request) -> Reply:
-    """The last one ends first; those below 3 never do."""
-    number = int(prompt[-1])
-    return NEVER if number < 3 else Reply(text=f"<{number}>", delay=(9 - number) * 0.03)
+def chained(states: list[pm.State], order: list[int], bad: tuple[int, ...] = ()) -> ScriptedBackend:
+    """The branches end one after the other in this order, those in `bad` by failing; others never.
+
+    `states` is filled with the branches when all have been appended to.
+    """
+
+    async def answer(prompt: str, request: Request) -> Reply:
+        number = int(prompt[-1])
+        if number not in order:
+            return NEVER
+        place = order.index(number)
+        while place and not (states and states[order[place - 1]]._branch.is_settled()):
+            await asyncio.sleep(0.001)
+        return Reply(
+            text=f"<{number}>", error=ValueError(f"no {number}") if number in bad else None
+        )
+
+    return ScriptedBackend(answer)
 
 
 def test_the_first_k_come_in_the_order_in_which_they_ended_and_the_others_are_cancelled() -> None:
-    backend = ScriptedBackend(by_number)
+    states: list[pm.State] = []
+    backend = chained(states, [9, 8, 7])
 
     def body(s: pm.State) -> None:
         s += "p"
         branches = s.fork(10)
         branches += lambda i: f"{i}" + pm.gen("x")
+        states.extend(branches)
         best = pm.first_k(branches, 3)
         assert [state["x"] for state in best] == ["<9>", "<8>", "<7>"]
         for state in branches[:7]:
@@ -509,11 +525,13 @@ def test_the_first_k_come_in_the_order_in_which_they_ended_and_the_others_are_ca
 
 
 def test_without_cancelling_the_others_go_on() -> None:
-    backend = ScriptedBackend(lambda prompt, _: Reply(text="x", delay=0.05 * int(prompt[-1])))
+    states: list[pm.State] = []
+    backend = chained(states, [0, 1, 2])
 
     def body(s: pm.State) -> None:
         branches = s.fork(3)
         branches += lambda i: f"{i}" + pm.gen("x")
+        states.extend(branches)
         assert pm.first_k(branches, 1, cancel=False) == [branches[0]]
         assert pm.first_k(branches[1:], 2, cancel=False) == branches[1:]
         assert pm.first_k(branches, 3) == branches[:]
@@ -523,16 +541,13 @@ def test_without_cancelling_the_others_go_on() -> None:
 
 
 def test_branches_that_fail_do_not_count_until_too_few_are_left() -> None:
-    def answer(prompt: str, request: Request) -> Reply:
-        number = int(prompt[-1])
-        error = None if number in (2, 4) else RuntimeError(f"no {number}")
-        return Reply(text="ok", delay=0.02 * (number + 1) if error else 0.3, error=error)
-
-    backend = ScriptedBackend(answer)
+    states: list[pm.State] = []
+    backend = chained(states, [0, 1, 3, 2, 4], bad=(0, 1, 3))
 
     def body(s: pm.State) -> None:
         branches = s.fork(5)
         branches += lambda i: f"{i}" + pm.gen("x")
+        states.extend(branches)
         assert {state.path for state in pm.first_k(branches, 2)} == {(0, 2), (0, 4)}
         with pytest.raises(PrimitiveFailed, match="no 0"):
             pm.first_k(branches, 3)
@@ -540,7 +555,7 @@ def test_branches_that_fail_do_not_count_until_too_few_are_left() -> None:
             with pytest.raises(PrimitiveFailed):
                 branch.sync()
         others = s.fork(2)
-        others += ["0" + pm.gen("x"), "2" + pm.gen("x")]
+        others += ["0" + pm.gen("x"), "9" + pm.gen("x")]
         with pytest.raises(PrimitiveFailed, match="no 0"):
             pm.first_k(others, 2)
         with pytest.raises(pm.ProgramCancelled, match="first_k"):
@@ -563,13 +578,15 @@ def test_what_is_cancelled_already_cannot_win() -> None:
 
 
 async def test_an_async_program_awaits_the_first_k() -> None:
-    backend = ScriptedBackend(by_number)
+    states: list[pm.State] = []
+    backend = chained(states, [9, 8])
 
     @pm.function
     async def program(s: pm.State) -> list[str]:
         s += "p"
         branches = s.fork(10)
         branches += lambda i: f"{i}" + pm.gen("x")
+        states.extend(branches)
         with pytest.raises(pm.ProgramError, match=r"await first_k_async"):
             pm.first_k(branches, 2)
         best = await pm.first_k_async(branches, 2)
