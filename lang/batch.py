@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from palmette.errors import BatchInterrupted, ProgramCancelled
 from palmette.lang.call import Call
 from palmette.lang.executor import ThreadPool
 from palmette.lang.signals import INTERRUPT_SECONDS
+
+_STOPPED = "the batch was stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +32,11 @@ class Plan:
     awaited: Callable[[Call], Any]
 
 
-def run_plan(plan: Plan, *, in_order: bool = False) -> Iterator[tuple[int, Any]]:
+def run_plan(plan: Plan, *, in_order: bool = False) -> Generator[tuple[int, Any], None, None]:
     """Index and state (or exception) of each run as it ends, or in order.
 
-    Closing the iterator, an error that is raised, and Ctrl-C cancel what still runs.
+    Closing the iterator, Ctrl-C, and an error that is raised cancel what still runs; the last of
+    these waits until nothing of it is left in the backend.
     """
     pool = ThreadPool(min(plan.max_running, len(plan.makers)), "palmette-batch")
     ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
@@ -56,9 +61,12 @@ def run_plan(plan: Plan, *, in_order: bool = False) -> Iterator[tuple[int, Any]]
                     index = num_yielded if in_order else next(iter(ready))
                     num_yielded += 1
                     yield index, ready.pop(index)
+    except Exception:  # a collector that closes it must not wait, nor must a second Ctrl-C
+        _wind_up(running.values())
+        raise
     finally:
         for call in running.values():
-            call.cancel()
+            call.cancel(_STOPPED)
         pool.close()
 
 
@@ -89,12 +97,50 @@ async def run_plan_async(plan: Plan) -> AsyncIterator[tuple[int, Any]]:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def collect(results: Iterator[tuple[int, Any]], count: int) -> list[Any]:
-    """The results in the order of their indices."""
-    found: list[Any] = [None] * count
-    for index, result in results:
-        found[index] = result
-    return found
+def run_all(plan: Plan) -> list[Any]:
+    """The results in the order of the items.
+
+    Ctrl-C stops the batch: with `returns_errors` a ProgramCancelled stands in the place of each run
+    that was not done, otherwise BatchInterrupted is raised with the same results.
+    """
+    found: dict[int, Any] = {}
+    calls: dict[int, Call] = {}  # an interrupt between two lines must not lose what was done
+    try:
+        with contextlib.closing(run_plan(_keeping(plan, calls))) as results:
+            for index, result in results:
+                found[index] = result
+                calls.pop(index, None)
+    except KeyboardInterrupt as interrupt:
+        _wind_up(calls.values())
+        for index in range(len(plan.makers)):
+            if index not in found:
+                call = calls.get(index)
+                found[index] = ProgramCancelled(_STOPPED) if call is None else call.outcome()
+        every = [found[index] for index in range(len(plan.makers))]
+        if not plan.returns_errors:
+            raise BatchInterrupted(every) from interrupt
+        return every
+    return [found[index] for index in range(len(plan.makers))]
+
+
+def _keeping(plan: Plan, calls: dict[int, Call]) -> Plan:
+    """The plan, with each call in `calls` from when it is made."""
+
+    def keep(index: int, make: Callable[[], Call]) -> Call:
+        calls[index] = made = make()
+        return made
+
+    makers = [functools.partial(keep, index, make) for index, make in enumerate(plan.makers)]
+    return replace(plan, makers=makers)
+
+
+def _wind_up(calls: Iterable[Call]) -> None:
+    """Cancel them all and wait until the backend has nothing of them."""
+    calls = list(calls)
+    for call in calls:
+        call.cancel(_STOPPED)
+    for call in calls:
+        call.wait_idle()
 
 
 def without_index(results: Iterator[tuple[int, Any]]) -> Iterator[Any]:

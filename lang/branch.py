@@ -11,8 +11,11 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from palmette.errors import PrimitiveFailed
+from palmette.lang.limits import Budget, OutOfTokens, Stop
 from palmette.lang.outlook import Ahead
 from palmette.lang.signals import Signal
 from palmette.lang.transcript import Transcript
@@ -34,6 +37,7 @@ class Branch:
         path: tuple[int, ...] = (),
         parent: Branch | None = None,
         is_born: bool = True,
+        budget: Budget | None = None,
     ) -> None:
         self.run = run
         self.path = path
@@ -46,6 +50,9 @@ class Branch:
         self.spans: dict[str, Span] = {}  # variable scopes that are open
         self.chunks: list[str] = []
         self.failure: Failure | None = None
+        self.stopped: Stop | None = None  # itself, not with one it came from
+        self.budget = budget
+        self.num_settled = 0  # the greater, the later it came to have nothing left to do
         self.usage = Usage()
         self.changed = Signal(run.lock)  # an operation ended, a slot came into being
         self.text_changed = Signal(run.lock)  # a chunk of text arrived
@@ -61,6 +68,7 @@ class Branch:
         self._live_children: weakref.WeakSet[Branch] = weakref.WeakSet()  # not over
         self._queue: deque[tuple[Operation, Ahead]] = deque()
         self._current: Operation | None = None
+        self._task: asyncio.Task[None] | None = None
         # A branch that is not born waits for its parent's coroutine to hand it its transcript.
         self._is_born = is_born
         self._is_driven = not is_born
@@ -68,12 +76,12 @@ class Branch:
     def submit(self, operations: Sequence[Operation], slots: dict[str, Slot]) -> None:
         """Queue `operations`; `slots` become the values of their names. Returns at once.
 
-        Raises RequestAborted if the run was cancelled, ProgramError if it has ended and there is
-        something to do.
+        Raises ProgramStopped if the branch was cancelled or came to its timeout, ProgramError if
+        the run has ended and there is something to do.
         """
         with self.run.lock:
             if operations or not self.run.is_finished:
-                self.run.check_open()
+                self._check_open(operations[0] if operations else None)
             self.slots.update(slots)
             if operations:
                 self._come_back()
@@ -89,14 +97,22 @@ class Branch:
         if starts:
             self.run.work.call(self._start)
 
-    def children(self, count: int) -> list[Branch]:
-        """`count` branches that wait for this one to get to where they leave it."""
+    def children(self, count: int, budget: Budget | None = None) -> list[Branch]:
+        """`count` branches that wait for this one to get to where they leave it; what they generate
+        counts towards `budget`.
+        """
         with self.run.lock:
-            self.run.check_open()
+            self._check_open(None)
             fork, self.num_forks = self.num_forks, self.num_forks + 1
             made = []
             for index in range(count):
-                child = Branch(self.run, path=(*self.path, fork, index), parent=self, is_born=False)
+                child = Branch(
+                    self.run,
+                    path=(*self.path, fork, index),
+                    parent=self,
+                    is_born=False,
+                    budget=budget,
+                )
                 child.slots = dict(self.slots)
                 child.inherited = dict(self.slots)
                 child.role = self.role
@@ -143,12 +159,34 @@ class Branch:
         """Branches forked from it that may still do something. Lock held."""
         return list(self._live_children)
 
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the program itself has cancelled it."""
+        return self.stopped is not None and self.stopped.is_cancel
+
+    def is_settled(self) -> bool:
+        """Whether it has nothing left to do. Lock held."""
+        return not self._is_driven
+
+    def has_succeeded(self) -> bool:
+        """Whether it has done all it was to do, of those that are settled. Lock held."""
+        return self.failure is None and not self.is_dropped
+
+    def why_failed(self) -> Failure:
+        """Why it has not succeeded. Lock held."""
+        if self.failure is not None:
+            return self.failure
+        assert self.stopped is not None
+        return self.stopped.failure(None, self.path)
+
     def has_done(self, count: int) -> bool:
         """Whether the first `count` operations are over, one way or the other. Lock held."""
         return self.num_done >= count and (self._is_born or self.failure is not None)
 
     def be_born(self, transcript: Transcript) -> None:
-        """Begin with a copy of `transcript`. On the loop."""
+        """Begin with a copy of `transcript`, if it is still to begin. On the loop."""
+        if self.failure is not None:
+            return
         self.transcript = transcript.copy()
         with self.run.lock:
             self._is_born = True
@@ -185,6 +223,17 @@ class Branch:
                 branch.usage = branch.usage.plus(usage)
                 branch = branch.parent
 
+    def stop(self, stop: Stop) -> None:
+        """End early, with all branches forked from this one: what runs is aborted, what is queued
+        dropped, nothing more can be appended. Returns at once; does nothing on a run that has
+        ended, or where it ends early already. What was done stays as it is.
+        """
+        with self.run.lock:
+            if self.run.is_finished or self._stop() is not None:
+                return
+            self.stopped = stop
+        self.run.work.call(self._interrupt_all)
+
     def fail(self, failure: Failure) -> None:
         """End with `failure`: what was queued fails with it, and so does what comes later."""
         orphans: list[Branch] = []
@@ -210,9 +259,55 @@ class Branch:
             orphan.fail(failure)
 
     def _start(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._drive())
-        self.run.task_started(task)
+        task = self._task = asyncio.get_running_loop().create_task(self._drive())
+        if self._stop() is not None:
+            task.cancel()
         task.add_done_callback(self._ended)
+
+    def _interrupt_all(self) -> None:
+        stack = [self]
+        while stack:
+            branch = stack.pop()
+            with self.run.lock:
+                stack += branch.live_children()
+            branch._interrupt()
+
+    def _interrupt(self) -> None:
+        if not self._is_born:
+            self._fail_stopped()
+        elif self.is_settled():
+            self.run.close([self])
+        elif self._task is not None:  # otherwise it sees when it starts that it is not to
+            self._task.cancel()
+
+    def _fail_stopped(self) -> None:
+        stop = self._stop()
+        assert stop is not None
+        self.fail(stop.failure(self._busy_with(), self.path))
+
+    def _stop(self) -> Stop | None:
+        """Why it ends early, if it does."""
+        branch: Branch | None = self
+        while branch is not None:
+            if branch.stopped is not None:
+                return branch.stopped
+            branch = branch.parent
+        return None
+
+    def _busy_with(self) -> Operation | None:
+        """What it does, or would do next, or waits for."""
+        if self._current is not None:
+            return self._current
+        if not self._is_born and self.parent is not None and self.parent._current is not None:
+            return self.parent._current
+        return self._queue[0][0] if self._queue else None
+
+    def _check_open(self, operation: Operation | None) -> None:
+        """Raise unless the program may append `operation`. Lock held."""
+        stop = self._stop()
+        if stop is not None and not self.run.is_finished:
+            raise stop.failure(operation, self.path).error()
+        self.run.check_open()
 
     async def _drive(self) -> None:
         while True:
@@ -229,8 +324,11 @@ class Branch:
                 self._current = operation
             try:
                 await operation.run(self)
+            except OutOfTokens as error:
+                self.fail(error.failure(operation, self.path))
+                return
             except Exception as error:
-                self.fail(Failure(operation.name, operation.where, self.path, error))
+                self.fail(self._failure(operation, error))
                 return
             with self.run.lock:
                 self._current = None
@@ -245,6 +343,10 @@ class Branch:
             self.fail(self.failure)
         else:
             self.run.tell(ended)
+
+    def _failure(self, operation: Operation, error: Exception) -> Failure:
+        name, where = operation.name, operation.where
+        return Failure(partial(PrimitiveFailed, name, error, where=where, path=self.path))
 
     def _enqueue(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
@@ -303,13 +405,15 @@ class Branch:
         return any(True for _ in self._live_children)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self.run.task_ended(task)
+        if self._task is task:
+            self._task = None
         if task.cancelled():
-            self.fail(self.run.cancellation)
+            self._fail_stopped()
             return
         error = task.exception()
         if error is not None:  # a fault of ours: whoever waits must hear of it all the same
-            self.fail(Failure("the executor", __name__, self.path, error))
+            failed = partial(PrimitiveFailed, "the executor", error, where=__name__, path=self.path)
+            self.fail(Failure(failed))
 
 
 def _watch(branch: Branch) -> None:

@@ -1,15 +1,21 @@
-"""The branches of a fork, as a list and as the place where they come together again."""
+"""The branches of a fork, as a list and as the place where they come together again; waiting for
+the first of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 from palmette.errors import ProgramError
 from palmette.lang.appending import caller
+from palmette.lang.limits import Stop
 from palmette.lang.nodes import Expr
 from palmette.lang.operations import AppendBranches
-from palmette.lang.variables import Slot, gathered
+from palmette.lang.signals import Signal
+from palmette.lang.variables import Failure, Slot, gathered
 
 if TYPE_CHECKING:
     from palmette.lang.branch import Branch
@@ -56,7 +62,10 @@ class Branches(Sequence["State"]):
         return self
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all branches and bring back what they made. Raises what a branch failed with.
+        """Wait for all branches and bring back what they made.
+
+        As soon as one fails, what it failed with is raised, and those that still run are cancelled.
+        Branches that the program itself has cancelled are left out.
 
         ``"gather_variable"``: every variable that a branch has set becomes a list in the parent,
         with one item for each branch that set it, in the order of the branches. A variable that
@@ -66,17 +75,24 @@ class Branches(Sequence["State"]):
         """
         self._check(mode)
         self._close()
-        for state in self._states:
-            state._wait_ready("await branches.join_async()")
+        race = self._race()
+        if race is not None:
+            race.result_of(race.wait("await branches.join_async()"))
         self._bring_back(mode)
 
     async def join_async(self, mode: str = "gather_variable") -> None:
         """As `join`, without blocking the event loop."""
         self._check(mode)
         self._close()
-        for state in self._states:
-            await state.ready()
+        race = self._race()
+        if race is not None:
+            race.result_of(await race.wait_async())
         self._bring_back(mode)
+
+    def _race(self) -> _Race | None:
+        """One that all must end in which the program has not cancelled."""
+        states = [state for state in self._states if not state._branch.is_dropped]
+        return _Race(states, len(states), by="join()") if states else None
 
     def _check(self, mode: str) -> None:
         if mode not in ("gather_variable", "concate_and_append"):
@@ -92,7 +108,8 @@ class Branches(Sequence["State"]):
         self._parent.run.close(self._branches[1:])
 
     def _bring_back(self, mode: str) -> None:
-        parent, branches = self._parent, self._branches
+        parent = self._parent
+        branches = [branch for branch in self._branches if not branch.is_dropped]
         if mode == "concate_and_append":
             for branch in branches:
                 if not branch.transcript.is_as_begun():
@@ -103,7 +120,7 @@ class Branches(Sequence["State"]):
             joined = AppendBranches(name="join()", where=caller(), branches=branches)
             parent.submit([joined], {})
             return
-        parent.close_later(branches[0])
+        parent.close_later(self._branches[0])
         found: dict[str, list[Slot]] = {}
         for branch in branches:
             for name, slot in branch.slots.items():
@@ -115,3 +132,112 @@ class Branches(Sequence["State"]):
         for slot in joined_slots.values():
             slot.was_joined = True
         parent.submit([], joined_slots)
+
+
+def first_k(branches: Sequence[State], k: int, *, cancel: bool = True) -> list[State]:
+    """The first `k` of some branches to have done all that was appended to them so far, in the
+    order in which they did.
+
+    Waits for them, and then cancels the others, unless `cancel` is False. Branches that fail do not
+    count. When fewer than `k` can still succeed, what the first one failed with is raised, and the
+    others are cancelled all the same. Raises ValueError unless the branches are different ones,
+    forked in one run, and at least `k`.
+    """
+    race = _Race(branches, k, by=f"first_k(..., {k!r})")
+    return race.result_of(race.wait("await first_k_async(...)"), cancels=cancel)
+
+
+async def first_k_async(branches: Sequence[State], k: int, *, cancel: bool = True) -> list[State]:
+    """As `first_k`, without blocking the event loop."""
+    race = _Race(branches, k, by=f"first_k(..., {k!r})")
+    return race.result_of(await race.wait_async(), cancels=cancel)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    states: list[State]
+    failure: Failure | None = None
+
+
+class _Race:
+    """Branches of which `k` are wanted; `by` is what the program calls."""
+
+    def __init__(self, states: Sequence[State], k: int, *, by: str) -> None:
+        self._states = list(states)
+        self._k = k
+        self._by = f"{by} at {caller()}"
+        branches = {state._branch for state in self._states}
+        if len(branches) < len(self._states):
+            raise ValueError(f"{by}: the same branch is there twice")
+        if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= len(branches):
+            raise ValueError(f"{by}: {len(branches)} branches, so k is from 1 to {len(branches)}")
+        if any(branch.parent is None for branch in branches):
+            raise ValueError(f"{by}: a state that was not forked is no branch")
+        if len({id(branch.run) for branch in branches}) > 1:
+            raise ValueError(f"{by}: the branches are of different runs")
+        self._run = self._states[0]._branch.run
+        self._decided = Signal(self._run.lock)
+        self._pending = {state._branch: state for state in self._states}
+        self._done: list[State] = []
+        self._failed: list[Branch] = []
+
+    def wait(self, instead: str) -> _Outcome:
+        """Those that won, or the failure after which fewer than `k` can."""
+        with self._watching():
+            return self._states[0]._wait(self._decided, self._outcome, instead)
+
+    async def wait_async(self) -> _Outcome:
+        """As `wait`, without blocking the event loop."""
+        with self._watching():
+            self._run.tell()
+            return await self._decided.wait_async(self._outcome)
+
+    def result_of(self, outcome: _Outcome, *, cancels: bool = False) -> list[State]:
+        """Those that won, and the others cancelled if they are to be. A failure is raised, and what
+        still runs cancelled.
+        """
+        if outcome.failure is not None:
+            self._cancel(state for state in self._states if not state._branch.is_settled())
+            raise outcome.failure.error()
+        if cancels:
+            won = set(outcome.states)
+            self._cancel(state for state in self._states if state not in won)
+        return outcome.states
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        with self._run.lock:
+            settled = [branch for branch in self._pending if branch.is_settled()]
+            for branch in sorted(settled, key=lambda branch: branch.num_settled):
+                self._note(branch)
+            self._run.watchers.add(self._note)
+        try:
+            yield
+        finally:
+            with self._run.lock:
+                self._run.watchers.discard(self._note)
+
+    def _note(self, branch: Branch) -> None:
+        """The branch has nothing left to do. Lock held."""
+        state = self._pending.pop(branch, None)
+        if state is None or self._outcome() is not None:
+            return
+        if branch.has_succeeded():
+            self._done.append(state)
+        else:
+            self._failed.append(branch)
+        if self._outcome() is not None:
+            self._decided.notify()
+
+    def _outcome(self) -> _Outcome | None:
+        """None as long as it is open. Lock held."""
+        if len(self._done) >= self._k:
+            return _Outcome(self._done)
+        if len(self._states) - len(self._failed) < self._k:
+            return _Outcome([], self._failed[0].why_failed())
+        return None
+
+    def _cancel(self, states: Iterable[State]) -> None:
+        for state in states:
+            why = f"branch {state.path} was cancelled by {self._by}"
+            state._branch.stop(Stop.cancelled(why, by_program=True))

@@ -32,6 +32,7 @@ class Call:
     def run(self) -> None:
         """Call the function on this thread and wait for all it has started. Raises its error."""
         run = self._run
+        run.start()
         try:
             result = self._func(State(run.root), *self._args, **self._kwargs)
             if inspect.iscoroutine(result):
@@ -55,6 +56,7 @@ class Call:
     async def run_async(self) -> None:
         """Await the function on this event loop and wait for all it has started."""
         run = self._run
+        run.start()
         try:
             run.return_value = await self._func(State(run.root), *self._args, **self._kwargs)
             run.close_all()
@@ -91,6 +93,16 @@ class Call:
         _background.add(task)
         task.add_done_callback(_background.discard)
 
-    def cancel(self) -> None:
+    def cancel(self, why: str = "the run was cancelled") -> None:
         """Abort what runs."""
-        self._run.cancel()
+        self._run.cancel(why)
+
+    def wait_idle(self) -> None:
+        """Block until the backend does nothing for it."""
+        self._run.wait_idle()
+
+    def outcome(self) -> State | BaseException:
+        """Of a call that was cancelled: its state if it had ended well by then, or its error."""
+        if not self._run.is_finished:
+            return self._run.interruption()
+        return self.state if self._run.error is None else self._run.error

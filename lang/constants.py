@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from palmette.lang.branch import Branch
+from palmette.lang.limits import Budget
 from palmette.lang.nodes import Expr, Text
 from palmette.lang.operations import (
     AppendText,
@@ -122,7 +123,7 @@ class _TracingBranch(Branch):
             self.num_submitted += 1
             self.num_done += 1
 
-    def children(self, count: int) -> list[Branch]:
+    def children(self, count: int, budget: Budget | None = None) -> list[Branch]:
         self.end()
 
     def end(self) -> NoReturn:

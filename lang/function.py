@@ -104,6 +104,9 @@ class Function:
         Raises what the program raises, and the first failure of a primitive that it has not come to
         see. Ctrl-C aborts what runs. With `stream`, returns at once, as `stream()` does. Options of
         `gen` are the run's defaults; ``explain=True`` asks why each prompt was cached or not.
+
+        `timeout` is how many seconds the run may take, `max_total_tokens` how many tokens all its
+        `gen`s may make together; beyond them ProgramTimeout and TokenBudgetExceeded are raised.
         """
         if stream:
             return self.stream(*args, backend=backend, **kwargs)
@@ -183,13 +186,16 @@ class Function:
         At most `num_threads` programs run at a time. `progress` shows a bar on standard error. A
         program that fails cancels the others and is raised; with ``on_error="return"``, its
         exception stands in its place. `generator_style` yields the states in order as they come.
+
+        Ctrl-C stops the batch and raises BatchInterrupted, whose `results` has what was done; with
+        ``on_error="return"`` that is returned, ProgramCancelled in the place of what was not.
         """
         plan = self._plan(
             batch_kwargs, options, backend, num_threads, progress or progress_bar, on_error
         )
         if generator_style:
             return batch.without_index(batch.run_plan(plan, in_order=True))
-        return batch.collect(batch.run_plan(plan), len(plan.makers))
+        return batch.run_all(plan)
 
     def run_batch_iter(
         self,
@@ -219,7 +225,7 @@ class Function:
         on_error: Literal["raise", "return"] = "raise",
         **options: Any,
     ) -> list[Any]:
-        """As `run_batch`, without blocking the event loop."""
+        """As `run_batch`, without blocking the event loop. When cancelled, it keeps nothing."""
         plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
         found: list[Any] = [None] * len(plan.makers)
         async for index, result in batch.run_plan_async(plan):
@@ -317,7 +323,13 @@ class Function:
             self.func,
             args,
             self._checked(args, arguments),
-            Run(backend, options.defaults, is_async=self.is_async, explains=options.explains),
+            Run(
+                backend,
+                options.defaults,
+                is_async=self.is_async,
+                explains=options.explains,
+                limits=options.limits,
+            ),
         )
 
     def _checked(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from palmette.lang.choices import (
     normalized_by_unconditional,
     scored,
 )
+from palmette.lang.limits import Grant
 from palmette.lang.logprobs import logprobs_meta
 from palmette.lang.nodes import Select
 from palmette.lang.options import Report
@@ -187,7 +188,8 @@ class AppendBranches(Operation):
     async def run(self, branch: Branch) -> None:
         for other in self.branches:
             branch.add_text(branch.transcript.take_over(other.transcript))
-        branch.close_later(self.branches[0])
+        for first in self.branches[:1]:
+            branch.close_later(first)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -278,18 +280,25 @@ class Generate(Operation):
         *,
         is_part: bool,
     ) -> None:
-        """Carry out the request and set the slot; its text extends the branch if it `is_part`."""
+        """Carry out the request, within the branch's budget, and set the slot; its text extends the
+        branch if it `is_part`.
+        """
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
-        async with _closing(branch.run.backend.generate(request)) as events:
+        async with (
+            _granted(branch, request.sampling) as grant,
+            _closing(branch.run.backend.generate(_within(request, grant))) as events,
+        ):
             async for event in events:
                 token_ids += event.token_ids
+                grant.num_used = len(token_ids)
                 logprobs += event.logprobs
                 if is_part:
                     branch.transcript.extend(event.token_ids, event.text)
                 branch.add_text(event.text, slot, is_part=is_part)
                 if event.usage is not None:
                     branch.add_usage(event.usage)
+                    grant.num_used = event.usage.completion_tokens
                 if event.finish_reason is None:
                     continue
                 if event.error is not None:
@@ -502,6 +511,23 @@ async def _all_of(bodies: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _granted(branch: Branch, sampling: SamplingParams) -> AsyncIterator[Grant]:
+    """Tokens out of the branch's budget, once it has them; as many as asked where it has none."""
+    if branch.budget is None:
+        yield Grant(sampling.max_tokens)
+        return
+    async with branch.budget.grant(sampling.max_tokens, sampling.min_tokens) as grant:
+        yield grant
+
+
+def _within(request: Request, grant: Grant) -> Request:
+    """The request for as many tokens as were granted."""
+    if grant.num_tokens == request.sampling.max_tokens:
+        return request
+    return replace(request, sampling=replace(request.sampling, max_tokens=grant.num_tokens))
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
+from palmette.lang.limits import Limits
 from palmette.protocol import SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
@@ -38,7 +39,7 @@ _OTHERS = (
 )
 OPTION_NAMES = frozenset((*_SAME_NAME, *_OTHERS))
 # `run` and its like take what `gen` takes, and these.
-RUN_OPTION_NAMES = OPTION_NAMES | {"explain", "use_thread"}
+RUN_OPTION_NAMES = OPTION_NAMES | {"explain", "timeout", "max_total_tokens", "use_thread"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +84,18 @@ def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run was asked for: the defaults of its `gen` calls, and whether to explain prompts."""
+    """What a run was asked for: the defaults of its `gen` calls, whether to explain prompts, and
+    what it may take.
+    """
 
     defaults: Mapping[str, Any]
     explains: bool
+    limits: Limits
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RunOptions:
-        """The options given. Raises as `sampling_overrides` does, TypeError for `explain`, and
-        UnsupportedFeature for ``use_thread=False``.
+        """The options given. Raises as `sampling_overrides` and `Limits` do, TypeError for
+        `explain`, and UnsupportedFeature for ``use_thread=False``.
         """
         explain, use_thread = options.get("explain"), options.get("use_thread")
         if not isinstance(explain, bool | None):
@@ -103,7 +107,8 @@ class RunOptions:
                 param="use_thread",
             )
         for_gen = {name: value for name, value in options.items() if name in OPTION_NAMES}
-        return cls(sampling_overrides(for_gen), explains=bool(explain))
+        limits = Limits(options.get("timeout"), options.get("max_total_tokens"))
+        return cls(sampling_overrides(for_gen), explains=bool(explain), limits=limits)
 
 
 def resolve_sampling(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from palmette.errors import PalmetteError, ProgramError, RequestAborted
+from palmette.errors import PalmetteError, ProgramError
 from palmette.lang.branch import Branch
 from palmette.lang.executor import LoopThread
+from palmette.lang.limits import Budget, Limits, Stop
 from palmette.lang.outlook import Ahead, Forecast
 from palmette.lang.signals import Signal
 from palmette.lang.variables import Failure
@@ -24,7 +26,8 @@ class Run:
     """What the branches of one call of a program share.
 
     `is_async` says that the program is an `async def`, which must not block its event loop,
-    `explains` that it is to be said of every prompt why it was cached or not.
+    `explains` that it is to be said of every prompt why it was cached or not, `limits` what the
+    run may take from `start` on.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Run:
         *,
         is_async: bool = False,
         explains: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self.run_id = uuid.uuid4().hex
         self.forecast = Forecast(self.run_id)
@@ -49,6 +53,9 @@ class Run:
         self.lock = threading.RLock()
         self.work = _WORK
         self.changed = Signal(self.lock)
+        # Told of each branch that has come to have nothing left to do, with the lock held. Who
+        # waits for many must not be woken by each: it would fight with the loop over the lock.
+        self.watchers: set[Callable[[Branch], object]] = set()
         self.is_finished = False
         self._is_told_over = False
         self.error: BaseException | None = None  # what the program itself ended with
@@ -56,15 +63,23 @@ class Run:
         self.open_paths: set[tuple[int, ...]] = set()  # of branches that are not over, but the root
         self._num_requests = 0
         self._live: set[Branch] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_settled = 0
+        self._timers: list[asyncio.TimerHandle] = []
         self._failures: list[Failure] = []
-        self._cancellation: Failure | None = None
-        self.root = Branch(self)
+        self._limits = limits or Limits()
+        tokens = self._limits.max_total_tokens
+        budget = None if tokens is None else Budget(tokens, "the run")
+        self.root = Branch(self, budget=budget)
 
-    @property
-    def cancellation(self) -> Failure:
-        """What cancelled operations fail with."""
-        return self._cancellation or Failure("", "", (), RequestAborted("the run was cancelled"))
+    def start(self) -> None:
+        """The program begins now."""
+        if self._limits.timeout is not None:
+            self.stop_after(self._limits.timeout, "the run", [self.root])
+
+    def stop_after(self, seconds: float, of: str, branches: Iterable[Branch]) -> None:
+        """Stop `branches` when so much time has passed from now on, unless the run has ended."""
+        alive = weakref.WeakSet(branches)
+        self.work.call(self._set_timer, time.monotonic() + seconds, seconds, of, alive)
 
     def next_request_id(self, branch: Branch) -> str:
         """An id no other request has. On the loop."""
@@ -74,8 +89,6 @@ class Run:
 
     def check_open(self) -> None:
         """Raise unless the program may go on. With the lock held."""
-        if self._cancellation is not None:
-            raise self._cancellation.error()
         if self.is_finished:
             raise ProgramError("the program has ended; its state can only be read")
 
@@ -111,11 +124,15 @@ class Run:
 
     def cancel(self, why: str = "the run was cancelled") -> None:
         """Abort what runs and drop what is queued; does nothing on a run that has ended."""
+        self.root.stop(Stop.cancelled(why))
+
+    def interruption(self) -> PalmetteError:
+        """What tells that the run was stopped, and what it had not done then."""
+        stop = self.root.stopped
+        assert stop is not None
         with self.lock:
-            if self.is_finished or self._cancellation is not None:
-                return
-            self._cancellation = Failure("", "", (), RequestAborted(why))
-        self.work.call(self._cancel_tasks)
+            failed = [failure for failure in self._failures if failure.seen is stop.seen]
+        return (failed or [stop.failure(None, ())])[0].error()
 
     def wait_idle(self) -> None:
         """Block until no branch has anything left to do."""
@@ -130,6 +147,8 @@ class Run:
         with self.lock:
             if error is None:
                 error = self._unraised_failure()
+            if self._timers:
+                self.work.call(self._clear_timers)
             self.is_finished = True
             self.error = error
             self.changed.notify()
@@ -144,6 +163,10 @@ class Run:
     def branch_ended(self, branch: Branch) -> None:
         """A branch has nothing left to do. With the lock held."""
         self._live.discard(branch)
+        self._num_settled += 1
+        branch.num_settled = self._num_settled
+        for watch in tuple(self.watchers):
+            watch(branch)
         if not self._live:
             self.changed.notify()
             self._tell_over()
@@ -165,16 +188,6 @@ class Run:
             ended = [path] if branch is None else [path, *branch.child_gone()]
         self.tell(ended)
 
-    def task_started(self, task: asyncio.Task[None]) -> None:
-        """A branch's coroutine runs. On the loop."""
-        self._tasks.add(task)
-        if self._cancellation is not None:
-            task.cancel()
-
-    def task_ended(self, task: asyncio.Task[None]) -> None:
-        """A branch's coroutine has ended. On the loop."""
-        self._tasks.discard(task)
-
     def _tell_over(self) -> None:
         """Let the backend forget the program, once it has ended and nothing of it is under way: a
         run that was interrupted ends before its branches do. With the lock held.
@@ -185,14 +198,30 @@ class Run:
         if self._listener is not None and self.forecast.has_asked:
             self._listener.end_program(self.run_id)
 
-    def _cancel_tasks(self) -> None:
-        for task in tuple(self._tasks):
-            task.cancel()
+    def _set_timer(
+        self, when: float, seconds: float, of: str, branches: weakref.WeakSet[Branch]
+    ) -> None:
+        with self.lock:
+            if not self.is_finished:
+                loop = asyncio.get_running_loop()
+                self._timers.append(loop.call_at(when, self._time_out, seconds, of, branches))
+
+    def _time_out(self, seconds: float, of: str, branches: weakref.WeakSet[Branch]) -> None:
+        stop = Stop.timed_out(seconds, of)
+        for branch in tuple(branches):
+            branch.stop(stop)
+
+    def _clear_timers(self) -> None:
+        while self._timers:
+            self._timers.pop().cancel()
 
     def _is_idle(self) -> bool | None:
         return None if self._live else True
 
     def _unraised_failure(self) -> PalmetteError | None:
         """The first failure that the program never came to see."""
-        unseen = [failure for failure in self._failures if not failure.was_raised]
+        failures = list(self._failures)
+        if self.root.stopped is not None:
+            failures.append(self.root.stopped.failure(None, ()))
+        unseen = [failure for failure in failures if not failure.seen.was_raised]
         return unseen[0].error() if unseen else None

@@ -23,6 +23,7 @@ from palmette.lang.appending import append, caller
 from palmette.lang.branch import Branch
 from palmette.lang.branches import Branches
 from palmette.lang.figures import Figures, figures_of, print_figures
+from palmette.lang.limits import Budget, Limits, Stop
 from palmette.lang.nodes import Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_expr
 from palmette.lang.operations import Fork
 from palmette.lang.signals import Signal
@@ -66,12 +67,24 @@ class State:
         yield self
         self._append(ScopeEnd(name))
 
-    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> Branches:
+    def fork(
+        self,
+        size: int = 1,
+        position_ids_offset: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        max_total_tokens: int | None = None,
+    ) -> Branches:
         """`size` branches which begin with what this state holds when its pending work is done.
 
         They copy ids, pending constants, variables and the open role. Returns at once; from then
         on parent and branches are independent.
+
+        After `timeout` seconds what the branches, and those forked from them, have not done fails
+        with ProgramTimeout. Together they generate at most `max_total_tokens`: a `gen` gets what is
+        left of them, and fails with TokenBudgetExceeded if that is nothing.
         """
+        limits = Limits(timeout, max_total_tokens)
         if position_ids_offset is not None:
             raise UnsupportedFeature(
                 "position_ids_offset",
@@ -81,17 +94,31 @@ class State:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"a fork needs a size of at least 1, got {size!r}")
         where = caller()
+        of = f"fork({size}) at {where}"
         # At once: a cancellation between the two would leave children that nobody ever ends.
         with self._branch.run.lock:
-            children = self._branch.children(size)
+            budget = self._branch.budget
+            if limits.max_total_tokens is not None:
+                budget = Budget(limits.max_total_tokens, of, within=budget)
+            children = self._branch.children(size, budget)
             fork = Fork(name=f"fork({size})", where=where, children=children)
             self._branch.submit([fork], {})
+        if limits.timeout is not None:
+            self._branch.run.stop_after(limits.timeout, of, children)
         return Branches([State(child) for child in children], children, self._branch)
 
     @contextlib.contextmanager
-    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[State]:
+    def copy(
+        self,
+        position_ids_offset: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        max_total_tokens: int | None = None,
+    ) -> Iterator[State]:
         """``with state.copy() as branch: ...`` is a fork of one that is joined at the end."""
-        branches = self.fork(1, position_ids_offset)
+        branches = self.fork(
+            1, position_ids_offset, timeout=timeout, max_total_tokens=max_total_tokens
+        )
         yield branches[0]
         branches.join()
 
@@ -228,8 +255,18 @@ class State:
         return self._branch.path
 
     def cancel(self) -> None:
-        """Abort the run this state belongs to; who waits for it gets RequestAborted."""
-        self._branch.run.cancel()
+        """Abort what this state and the branches forked from it still do; others go on.
+
+        Of the state that `run` began with, that is the whole run. Returns at once. What was done
+        can be read as before; who reads what was not done gets ProgramCancelled, and so does who
+        appends.
+        """
+        where = caller()
+        if not self.path:
+            self._branch.run.cancel(f"the run was cancelled at {where}")
+            return
+        why = f"branch {self.path} was cancelled at {where}"
+        self._branch.stop(Stop.cancelled(why, by_program=True))
 
     def __enter__(self) -> State:
         return self

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from palmette.errors import InvalidOutput, PalmetteError, PrimitiveFailed, RequestAborted
+from palmette.errors import InvalidOutput, PalmetteError
 from palmette.lang.schemas import Reader
 
 if TYPE_CHECKING:
@@ -14,21 +14,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Failure:
-    """What went wrong in a branch, to be raised wherever the program depends on it."""
+class Seen:
+    """Whether the program has come to see something that went wrong."""
 
-    primitive: str
-    where: str
-    path: tuple[int, ...]
-    cause: BaseException
     was_raised: bool = False
+
+
+@dataclass(slots=True)
+class Failure:
+    """What went wrong in a branch, to be raised wherever the program depends on it.
+
+    Branches that one event has stopped share what tells whether it was seen.
+    """
+
+    make: Callable[[], PalmetteError]
+    seen: Seen = field(default_factory=Seen)
 
     def error(self) -> PalmetteError:
         """A new exception that tells of it; from now on it counts as raised."""
-        self.was_raised = True
-        if isinstance(self.cause, RequestAborted) and not self.primitive:
-            return RequestAborted(str(self.cause))
-        return PrimitiveFailed(self.primitive, self.cause, where=self.where, path=self.path)
+        self.seen.was_raised = True
+        return self.make()
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from palmette.errors import (
     BackendNotSet,
+    BatchInterrupted,
     ConstraintError,
     EngineError,
     InvalidOutput,
@@ -29,9 +30,12 @@ from palmette.errors import (
     ModelError,
     PalmetteError,
     PrimitiveFailed,
+    ProgramCancelled,
     ProgramError,
+    ProgramTimeout,
     RemoteError,
     RequestAborted,
+    TokenBudgetExceeded,
     UnsupportedFeature,
     VariableNotSet,
 )
@@ -42,7 +46,7 @@ from palmette.lang.backend import (
     set_default_backend,
 )
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
-from palmette.lang.branches import Branches
+from palmette.lang.branches import Branches, first_k, first_k_async
 from palmette.lang.builders import (
     assistant,
     assistant_begin,
@@ -78,6 +82,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Anthropic",
     "BackendNotSet",
+    "BatchInterrupted",
     "Branches",
     "ByteTokenizer",
     "ChoicesDecision",
@@ -93,18 +98,23 @@ __all__ = [
     "OpenAI",
     "PalmetteError",
     "PrimitiveFailed",
+    "ProgramCancelled",
     "ProgramError",
+    "ProgramTimeout",
     "RemoteError",
     "Reply",
     "RequestAborted",
     "ScriptedBackend",
     "State",
+    "TokenBudgetExceeded",
     "UnsupportedFeature",
     "VariableNotSet",
     "__version__",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "first_k",
+    "first_k_async",
     "flush_cache",
     "function",
     "gen",

@@ -23,17 +23,25 @@
     │   ├── RemoteError                      status: an API failed, or answered what cannot be used
     │   ├── CacheFull                        num_pages_needed, num_pages_left: no room is left
     │   └── RequestAborted                   aborted by the caller, a client's death, or a deadline
-    └── ProgramError                         a program misused the language
+    └── ProgramError                         a program misused the language, or came to a limit
         ├── PrimitiveFailed                  primitive, where, path; `__cause__` is the original
+        ├── ProgramStopped                   primitive, where, path: what was not done by then
+        │   ├── ProgramCancelled (also RequestAborted)
+        │   └── ProgramTimeout (also TimeoutError)   seconds
+        ├── TokenBudgetExceeded              limit, num_used, primitive, where, path
         ├── InvalidOutput                    name, text: a variable cannot be read as its type
         ├── VariableNotSet (also KeyError)   name
         └── BackendNotSet
+
+A Ctrl-C is no error of Palmette's: what `run_batch` had done by then is in `BatchInterrupted`, a
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class PalmetteError(Exception):
@@ -208,6 +216,79 @@ class PrimitiveFailed(ProgramError):
         self.where = where
         self.path = path
         self.__cause__ = cause
+
+
+class ProgramStopped(ProgramError):
+    """A run or branch ended before its time; `primitive` at `where` is what was not done then.
+
+    Both are empty where nothing was left to do. `path` is the branch in the fork tree.
+    """
+
+    def __init__(
+        self, why: str, *, primitive: str = "", where: str = "", path: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(f"{why} before {primitive} at {where} was done" if primitive else why)
+        self.primitive = primitive
+        self.where = where
+        self.path = path
+
+
+class ProgramCancelled(ProgramStopped, RequestAborted):
+    """The run or branch was cancelled."""
+
+
+class ProgramTimeout(ProgramStopped, TimeoutError):
+    """The `timeout` of a run or fork, in seconds, has passed."""
+
+    def __init__(
+        self,
+        seconds: float,
+        of: str,
+        *,
+        primitive: str = "",
+        where: str = "",
+        path: tuple[int, ...] = (),
+    ) -> None:
+        why = f"timeout={seconds:g} of {of} passed"
+        super().__init__(why, primitive=primitive, where=where, path=path)
+        self.seconds = seconds
+
+
+class TokenBudgetExceeded(ProgramError):
+    """Too little was left of `max_total_tokens` of a run or fork for a `gen` to begin."""
+
+    def __init__(
+        self,
+        limit: int,
+        num_used: int,
+        of: str,
+        *,
+        min_tokens: int,
+        primitive: str,
+        where: str,
+        path: tuple[int, ...] = (),
+    ) -> None:
+        wanted = f"min_tokens={min_tokens}" if min_tokens > 1 else "a token"
+        super().__init__(
+            f"max_total_tokens={limit} of {of} has {limit - num_used} tokens left "
+            f"({num_used} used): no room for {wanted} of {primitive} at {where}"
+        )
+        self.limit = limit
+        self.num_used = num_used
+        self.primitive = primitive
+        self.where = where
+        self.path = path
+
+
+class BatchInterrupted(KeyboardInterrupt):
+    """Ctrl-C in `run_batch`. `results` has the states that were done by then, in the order of the
+    items; in place of a program that was not done it has a ProgramCancelled.
+    """
+
+    def __init__(self, results: Sequence[Any]) -> None:
+        num_done = sum(not isinstance(result, BaseException) for result in results)
+        super().__init__(f"interrupted when {num_done} of {len(results)} programs were done")
+        self.results = list(results)
 
 
 class InvalidOutput(ProgramError):

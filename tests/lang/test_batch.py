@@ -193,11 +193,12 @@ def test_five_hundred_programs_run_on_a_bounded_number_of_threads() -> None:
 
 def interrupted(how: str) -> subprocess.CompletedProcess[str]:
     """A process that gets a SIGINT while it waits for `how`; what it prints."""
-    program = f"""
+    program = """
         import os, signal, threading, time
         import palmette as pm
 
-        backend = pm.ScriptedBackend(pm.Reply(text="never", delay=600))
+        never = pm.Reply(text="never", delay=600)
+        backend = pm.ScriptedBackend(never)
 
         @pm.function
         def plain(s, i):
@@ -210,7 +211,7 @@ def interrupted(how: str) -> subprocess.CompletedProcess[str]:
             await s.value("x")
 
         def interrupt():
-            while backend.num_running < wanted:
+            while len(backend.requests) < wanted:
                 time.sleep(0.001)
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -225,16 +226,69 @@ def interrupted(how: str) -> subprocess.CompletedProcess[str]:
             while backend.num_running:
                 time.sleep(0.001)
             print("aborted", len(backend.aborted))
-
-        {how}
     """
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", textwrap.dedent(program) + textwrap.dedent(how)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize("program", ["plain", "native"])
+@pytest.mark.parametrize("on_error", ["raise", "return"])
+def test_ctrl_c_keeps_what_a_batch_has_done(program: str, on_error: str) -> None:
+    done = interrupted(f"""
+        backend = pm.ScriptedBackend(lambda prompt, _: "ok" if int(prompt) % 2 else never)
+        options = {{"backend": backend, "num_threads": 6, "on_error": "{on_error}"}}
+
+        def batch():
+            try:
+                show({program}.run_batch(list(range(20)), **options))
+            except pm.BatchInterrupted as error:
+                show(error.results)
+                print(error)
+                raise
+
+        def show(results):
+            for index, result in enumerate(results):
+                print(index, result["x"] if isinstance(result, pm.State) else repr(result))
+
+        run(batch, 11)
+    """)
+    assert done.stderr == ""
+    *rows, last = done.stdout.splitlines()
+    assert last == "aborted 6"
+    if on_error == "raise":
+        assert rows[20:] == ["interrupted when 5 of 20 programs were done", "interrupted"]
+    for index, shown in enumerate(rows[:20]):
+        if index in (1, 3, 5, 7, 9):
+            assert shown == f"{index} ok"
+        else:
+            assert shown.startswith(f"{index} ProgramCancelled(")
+            assert "the batch was stopped" in shown
+            assert (" before gen(" in shown) == (index <= 10)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_what_was_aborted() -> None:
+    done = interrupted("""
+        import asyncio
+
+        class Stubborn(pm.ScriptedBackend):
+            async def generate(self, request):
+                try:
+                    async for event in super().generate(request):
+                        yield event
+                finally:
+                    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                    await asyncio.sleep(600)
+
+        backend = Stubborn(never)
+        run(lambda: plain.run_batch(["0"], backend=backend, on_error="return"), 1)
+    """)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "interrupted"
 
 
 @pytest.mark.parametrize("program", ["plain", "native"])

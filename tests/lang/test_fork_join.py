@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -378,8 +379,8 @@ def test_a_run_that_is_cancelled_in_the_middle_of_a_fork_ends(
     cancelling = []
     make_children = Branch.children
 
-    def children(branch: Branch, count: int) -> list[Branch]:
-        made = make_children(branch, count)
+    def children(branch: Branch, *arguments: Any) -> list[Branch]:
+        made = make_children(branch, *arguments)
         thread = threading.Thread(target=branch.run.cancel)
         thread.start()
         thread.join(0.1)  # it has to wait until the fork is done
