@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from json.encoder import encode_basestring as _encode
 from json.encoder import encode_basestring_ascii as _encode_ascii
@@ -403,6 +403,14 @@ def spend_on(value: Json, spend: Callable[[int], None]) -> None:
             pending += here
         elif isinstance(here, dict):
             pending += here.values()
+
+
+def as_spent(values: Iterable[Json], spend: Callable[[int], None]) -> Iterator[Json]:
+    """The values, one after the other, each with the work that its identity takes."""
+    for value in values:
+        spend(8)
+        spend_on(value, spend)
+        yield value
 
 
 def describe(value: Json) -> str:

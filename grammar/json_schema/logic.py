@@ -15,7 +15,7 @@ from palmette.grammar.errors import (
     UnsupportedGrammar,
 )
 from palmette.grammar.json_schema import readers
-from palmette.grammar.json_schema.document import Json, identity, spend_on
+from palmette.grammar.json_schema.document import Json, as_spent, identity
 from palmette.grammar.json_schema.formats import PATTERNS
 from palmette.grammar.json_schema.formulas import And, Formula, Leaf, Or, all_of, any_of
 from palmette.grammar.json_schema.keywords import ALL_TYPES, Type
@@ -124,8 +124,7 @@ class Logic:
             if not listed:
                 return False
             if kind != "null":
-                spend_on(listed, self.store.spend)
-                parts.append(Leaf(Values(listed)))
+                parts.append(Leaf(Values(as_spent(listed, self.store.spend))))
         rule = self._rule(schema, kind)
         if rule is not None:
             parts.append(Leaf(rule))

@@ -21,7 +21,7 @@ from palmette.grammar.errors import (
     UnsupportedGrammar,
 )
 from palmette.grammar.json_schema.arrays import Arrays
-from palmette.grammar.json_schema.document import Document, Json, spell, spend_on
+from palmette.grammar.json_schema.document import Document, Json, as_spent, spell
 from palmette.grammar.json_schema.keywords import Type
 from palmette.grammar.json_schema.languages import Languages
 from palmette.grammar.json_schema.logic import Conjunction, Logic
@@ -209,8 +209,7 @@ class Shapes:
         self, values: Sequence[Json], pointer: str, *, canonical: bool
     ) -> Iterator[Shape]:
         texts: list[bytes] = []
-        spend_on(values, self._store.spend)
-        for value in Values(values).values:
+        for value in Values(as_spent(values, self._store.spend)).values:
             self._store.spend(4)
             if isinstance(value, (list, dict)):
                 claim = self.schemas.constant(value, pointer)
