@@ -12,6 +12,7 @@ import inspect
 import re
 import signal
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -369,6 +370,9 @@ def _(backend: Any) -> object:
             assert has_ended.wait(20)
             signal.raise_signal(signal.SIGINT)
             s += long_gen("x")
+            while True:  # it does not end by itself: nothing can be appended once it is cancelled
+                s += "."
+                time.sleep(0.005)
 
     return program.run_batch([0, 1], backend=backend, num_threads=1)  # here
 
