@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from palmette.errors import InvalidRequest, RemoteError, UnsupportedFeature
+from palmette.errors import InvalidRequest, UnsupportedFeature
 from palmette.lang.backends.conversation import Conversation, conversation_of
-from palmette.lang.backends.remote import RemoteBackend, changed_in, plain, told
+from palmette.lang.backends.remote import Answer, RemoteBackend, changed_in, plain
 from palmette.protocol import (
     Constraint,
     FinishReason,
     Request,
     ScoreRequest,
     ScoreResult,
-    TokenEvent,
-    Usage,
 )
 
 if TYPE_CHECKING:
     import anthropic
 
+_COUNTS = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "output_tokens",
+)
 _SAME_NAME = ("temperature", "top_p", "top_k")
-_FINISHED = {
-    "end_turn": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "max_tokens": FinishReason.LENGTH,
-}
 
 
 class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
@@ -40,6 +38,13 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
     `max_retries` and `timeout` are as those of `OpenAI`. Raises InvalidRequest for options that
     make no sense, and RemoteError for what the server answers.
     """
+
+    package = "anthropic"
+    finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
+        "end_turn": FinishReason.STOP,
+        "stop_sequence": FinishReason.STOP,
+        "max_tokens": FinishReason.LENGTH,
+    }
 
     def __init__(
         self,
@@ -55,15 +60,20 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
         **client_options: Any,
     ) -> None:
         """`client_options` go to `anthropic.AsyncAnthropic`."""
-        super().__init__(model, max_concurrency=max_concurrency, max_context=max_context)
-        self._prefill = prefill
-        self._options = {
+        options = {
             "base_url": base_url,
             "api_key": api_key,
             "max_retries": max_retries,
             "timeout": timeout,
             **client_options,
         }
+        super().__init__(
+            model,
+            max_concurrency=max_concurrency,
+            max_context=max_context,
+            client_options=options,
+        )
+        self._prefill = prefill
         if self._new_client().api_key is None:
             raise InvalidRequest(
                 "there is no api_key, nor ANTHROPIC_API_KEY in the environment", param="api_key"
@@ -73,61 +83,6 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
     def goes_on(self) -> bool:
         return self._prefill
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Text as it comes; closing the iterator early ends the request."""
-        started = time.monotonic()
-        parameters = self._parameters(request)
-        lane = self._lane()
-        first_seconds = 0.0
-        counts: dict[str, int] = {}
-        ended: Any = None
-        async with lane.slots:
-            sent = time.monotonic()
-            with told("anthropic"):
-                stream: Any = await lane.client.messages.create(**parameters)
-            try:
-                with told("anthropic"):
-                    async for event in stream:
-                        if event.type == "message_start":
-                            counts = _counted(event.message.usage)
-                        elif event.type == "message_delta":
-                            ended = event.delta
-                            counts.update(_counted(event.usage))
-                        elif (
-                            event.type == "content_block_delta" and event.delta.type == "text_delta"
-                        ):
-                            first_seconds = first_seconds or time.monotonic() - started
-                            text = event.delta.text
-                            yield TokenEvent(
-                                request_id=request.request_id,
-                                token_ids=tuple(self._tokenizer.encode(text)),
-                                text=text,
-                            )
-            finally:
-                await stream.close()
-        reason = None if ended is None else ended.stop_reason
-        if reason not in _FINISHED:
-            raise RemoteError(f"{self._model} ended its answer with {reason!r}")
-        total = time.monotonic() - started
-        cached = counts.get("cache_read_input_tokens", 0)
-        computed = counts.get("input_tokens", 0) + counts.get("cache_creation_input_tokens", 0)
-        completion = counts.get("output_tokens", 0)
-        yield TokenEvent(
-            request_id=request.request_id,
-            finish_reason=_FINISHED[reason],
-            stop_reason=ended.stop_sequence,
-            usage=Usage(
-                prompt_tokens=cached + computed,
-                cached_tokens=cached,
-                prefilled_tokens=computed,
-                completion_tokens=completion,
-                decoded_tokens=completion,
-                queued_seconds=sent - started,
-                first_token_seconds=first_seconds or total,
-                total_seconds=total,
-            ),
-        )
-
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Refused: the API has no log-probabilities."""
         raise UnsupportedFeature("select", f"the API of {self._model} has no log-probabilities")
@@ -136,13 +91,14 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
         return self
 
     def _new_client(self) -> anthropic.AsyncAnthropic:
-        try:
-            import anthropic
-        except ImportError as error:
-            raise UnsupportedFeature(
-                "an Anthropic backend", "install it with: pip install 'palmette[anthropic]'"
-            ) from error
-        return anthropic.AsyncAnthropic(**self._options)
+        client: anthropic.AsyncAnthropic = self._client_package().AsyncAnthropic(**self._options)
+        return client
+
+    def _new_answer(self) -> AnthropicAnswer:
+        return AnthropicAnswer()
+
+    async def _begin(self, client: anthropic.AsyncAnthropic, parameters: dict[str, Any]) -> Any:
+        return await client.messages.create(**parameters)
 
     # What is sent
 
@@ -186,16 +142,29 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
         return {"messages": messages, **found}
 
 
-def _counted(usage: Any) -> dict[str, int]:
-    """The counts that are there."""
-    names = (
-        "input_tokens",
-        "cache_creation_input_tokens",
-        "cache_read_input_tokens",
-        "output_tokens",
-    )
-    found = {name: getattr(usage, name, None) for name in names}
-    return {name: count for name, count in found.items() if count is not None}
+class AnthropicAnswer(Answer):
+    """Events of a message; counts come at its beginning, and what changed again at its end."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def take(self, event: Any) -> str | None:
+        if event.type == "message_start":
+            self._count(event.message.usage)
+        elif event.type == "message_delta":
+            self.finish, self.stop_reason = event.delta.stop_reason, event.delta.stop_sequence
+            self._count(event.usage)
+        elif event.type == "content_block_delta" and event.delta.type == "text_delta":
+            text: str = event.delta.text
+            return text
+        return None
+
+    def _count(self, usage: Any) -> None:
+        found = {name: getattr(usage, name, None) for name in _COUNTS}
+        self._counts |= {name: count for name, count in found.items() if count is not None}
+        computed, written, cached, completed = (self._counts.get(name, 0) for name in _COUNTS)
+        self.num_cached, self.num_completed = cached, completed
+        self.num_prompt = computed + written + cached
 
 
 def _schema_of(constraint: Constraint, model: str) -> Any:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from palmette.errors import InvalidRequest, RemoteError, UnsupportedFeature
 from palmette.lang.backends.conversation import Conversation, conversation_of, plain_prompt
-from palmette.lang.backends.remote import RemoteBackend, changed_in, plain, seed_at, told
+from palmette.lang.backends.remote import Answer, RemoteBackend, changed_in, plain, seed_at, told
 from palmette.protocol import (
     ChatTemplate,
     Constraint,
@@ -20,8 +20,6 @@ from palmette.protocol import (
     Request,
     ScoreRequest,
     ScoreResult,
-    TokenEvent,
-    Usage,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ Dialect = Literal["openai", "palmette", "sglang", "vllm"]
 _COMMON = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _FURTHER = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
 _MAX_STOPS = 4  # of OpenAI's own
-_FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
@@ -53,6 +50,12 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
     has cached but what it says. Raises InvalidRequest for options that make no sense, and
     RemoteError for what the server answers.
     """
+
+    package = "openai"
+    finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
+        "stop": FinishReason.STOP,
+        "length": FinishReason.LENGTH,
+    }
 
     def __init__(
         self,
@@ -74,16 +77,21 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
                 raise InvalidRequest(
                     f"{name} must be one of {', '.join(get_args(known))}, got {value!r}", param=name
                 )
-        super().__init__(model, max_concurrency=max_concurrency, max_context=max_context)
-        self._api: Api = api
-        self._dialect: Dialect = dialect
-        self._options = {
+        options = {
             "base_url": base_url,
             "api_key": api_key,
             "max_retries": max_retries,
             "timeout": timeout,
             **client_options,
         }
+        super().__init__(
+            model,
+            max_concurrency=max_concurrency,
+            max_context=max_context,
+            client_options=options,
+        )
+        self._api: Api = api
+        self._dialect: Dialect = dialect
         self._new_client()  # so that a key that is missing is told of here
 
     @property
@@ -97,50 +105,6 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
     @property
     def goes_on(self) -> bool:
         return self._api == "completions" or self._dialect in ("sglang", "vllm")
-
-    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """Text as it comes; closing the iterator early ends the request."""
-        started = time.monotonic()
-        parameters = self._parameters(request)
-        lane = self._lane()
-        first_seconds = 0.0
-        counts: Any = None
-        finish: str | None = None
-        async with lane.slots:
-            sent = time.monotonic()
-            with told("openai"):
-                create = (
-                    lane.client.chat.completions.create
-                    if self._api == "chat"
-                    else lane.client.completions.create
-                )
-                stream: Any = await create(**parameters)
-            try:
-                with told("openai"):
-                    async for chunk in stream:
-                        counts = chunk.usage or counts
-                        if not chunk.choices:
-                            continue
-                        choice = chunk.choices[0]
-                        finish = choice.finish_reason or finish
-                        text = choice.delta.content if self._api == "chat" else choice.text
-                        if text:
-                            first_seconds = first_seconds or time.monotonic() - started
-                            yield TokenEvent(
-                                request_id=request.request_id,
-                                token_ids=tuple(self._tokenizer.encode(text)),
-                                text=text,
-                            )
-            finally:
-                await stream.close()
-        if finish not in _FINISHED:
-            raise RemoteError(f"{self._model} ended its answer with {finish!r}")
-        total = time.monotonic() - started
-        yield TokenEvent(
-            request_id=request.request_id,
-            finish_reason=_FINISHED[finish],
-            usage=_usage(counts, sent - started, first_seconds or total, total),
-        )
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Log-probabilities of each continuation, from one request that has them echoed.
@@ -166,7 +130,7 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         lane = self._lane()
         async with lane.slots:
             sent = time.monotonic()
-            with told("openai"):
+            with told(self.package):
                 answer: Any = await lane.client.completions.create(
                     model=self._model, prompt=texts, max_tokens=0, echo=True, logprobs=1
                 )
@@ -176,23 +140,29 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
             for index, text in enumerate(texts)
         )
         total = time.monotonic() - started
-        usage = _usage(answer.usage, sent - started, total, total)
+        counted = self._new_answer()
+        if answer.usage:
+            counted.count(answer.usage)
+        usage = counted.usage(queued=sent - started, first=total, total=total)
         return ScoreResult(request_id=request.request_id, logprobs=logprobs, usage=usage)
 
     def __enter__(self) -> OpenAI:
         return self
 
     def _new_client(self) -> openai.AsyncOpenAI:
+        package = self._client_package()
         try:
-            import openai
-        except ImportError as error:
-            raise UnsupportedFeature(
-                "an OpenAI backend", "install it with: pip install 'palmette[openai]'"
-            ) from error
-        try:
-            return openai.AsyncOpenAI(**self._options)
-        except openai.OpenAIError as error:
+            client: openai.AsyncOpenAI = package.AsyncOpenAI(**self._options)
+        except package.OpenAIError as error:
             raise InvalidRequest(str(error), param="api_key") from error
+        return client
+
+    def _new_answer(self) -> OpenAIAnswer:
+        return OpenAIAnswer()
+
+    async def _begin(self, client: openai.AsyncOpenAI, parameters: dict[str, Any]) -> Any:
+        api: Any = client.chat.completions if self._api == "chat" else client.completions
+        return await api.create(**parameters)
 
     # What is sent
 
@@ -280,21 +250,25 @@ _STRUCTURED: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _usage(counts: Any, queued: float, first: float, total: float) -> Usage:
-    prompt = counts.prompt_tokens if counts else 0
-    completion = (counts.completion_tokens or 0) if counts else 0
-    details = getattr(counts, "prompt_tokens_details", None)
-    cached = min(prompt, (details.cached_tokens or 0) if details else 0)
-    return Usage(
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        prefilled_tokens=prompt - cached,
-        completion_tokens=completion,
-        decoded_tokens=completion,
-        queued_seconds=queued,
-        first_token_seconds=first,
-        total_seconds=total,
-    )
+class OpenAIAnswer(Answer):
+    """Chunks of either API, whose choices have a delta or a text."""
+
+    def take(self, event: Any) -> str | None:
+        if event.usage:
+            self.count(event.usage)
+        if not event.choices:
+            return None
+        choice = event.choices[0]
+        self.finish = choice.finish_reason or self.finish
+        text: str | None = choice.delta.content if hasattr(choice, "delta") else choice.text
+        return text
+
+    def count(self, usage: Any) -> None:
+        """Take over the counts."""
+        details = getattr(usage, "prompt_tokens_details", None)
+        self.num_prompt = usage.prompt_tokens
+        self.num_cached = min(self.num_prompt, (details.cached_tokens or 0) if details else 0)
+        self.num_completed = usage.completion_tokens or 0
 
 
 def _logprobs_behind(found: Any, start: int, text: str) -> tuple[float, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from palmette.errors import EngineStopped, InvalidRequest, RemoteError, UnsupportedFeature
 from palmette.lang.backends.conversation import Conversation, text_tokenizer
@@ -19,11 +20,13 @@ from palmette.lang.speculation import Speculating
 from palmette.protocol import (
     ChatTemplate,
     Constraint,
+    FinishReason,
     Request,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
     TokenEvent,
+    Usage,
 )
 
 NEUTRAL = SamplingParams()
@@ -54,15 +57,47 @@ class Lane(Generic[C]):
         return self._closing
 
 
-class RemoteBackend(ABC, Generic[C]):
-    """A `TokenBackend` whose prompts are bytes, sent as text."""
+class Answer(ABC):
+    """What has come of an answer so far, and how it ended; both in the terms of the API."""
 
-    def __init__(self, model: str, *, max_concurrency: int, max_context: int) -> None:
+    finish: str | None = None
+    stop_reason: str | None = None
+    # Prompt tokens that were cached and all of them, completion tokens.
+    num_cached = num_prompt = num_completed = 0
+
+    @abstractmethod
+    def take(self, event: Any) -> str | None:
+        """The text that an event of the stream brings, if it does."""
+
+    def usage(self, *, queued: float, first: float, total: float) -> Usage:
+        """As the server counts; the times are in seconds."""
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.num_cached,
+            prefilled_tokens=self.num_prompt - self.num_cached,
+            completion_tokens=self.num_completed,
+            decoded_tokens=self.num_completed,
+            queued_seconds=queued,
+            first_token_seconds=first,
+            total_seconds=total,
+        )
+
+
+class RemoteBackend(ABC, Generic[C]):
+    """A `TokenBackend` whose prompts are bytes, sent as text by the client of `package`."""
+
+    package: ClassVar[str]
+    finish_reasons: ClassVar[Mapping[str, FinishReason]]  # by what the API calls them
+
+    def __init__(
+        self, model: str, *, max_concurrency: int, max_context: int, client_options: dict[str, Any]
+    ) -> None:
         if max_concurrency < 1:
             raise InvalidRequest("max_concurrency must be at least 1", param="max_concurrency")
         self._model = model
         self._max_concurrency = max_concurrency
         self._max_context = max_context
+        self._options = client_options
         self._tokenizer = text_tokenizer()
         self._template = ChatMLTemplate()
         self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane[C]] = (
@@ -117,8 +152,40 @@ class RemoteBackend(ABC, Generic[C]):
     def goes_on(self) -> bool:
         """Whether the model goes on with text of its own that is there already."""
 
-    @abstractmethod
-    def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]: ...
+    async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
+        """Text as it comes; closing the iterator early ends the request."""
+        started = time.monotonic()
+        parameters = self._parameters(request)
+        lane = self._lane()
+        answer = self._new_answer()
+        first_seconds = 0.0
+        async with lane.slots:
+            sent = time.monotonic()
+            with told(self.package):
+                stream = await self._begin(lane.client, parameters)
+            try:
+                with told(self.package):
+                    async for event in stream:
+                        text = answer.take(event)
+                        if text:
+                            first_seconds = first_seconds or time.monotonic() - started
+                            yield TokenEvent(
+                                request_id=request.request_id,
+                                token_ids=tuple(self._tokenizer.encode(text)),
+                                text=text,
+                            )
+            finally:
+                await stream.close()
+        finish_reason = self.finish_reasons.get(answer.finish or "")
+        if finish_reason is None:
+            raise RemoteError(f"{self._model} ended its answer with {answer.finish!r}")
+        total = time.monotonic() - started
+        yield TokenEvent(
+            request_id=request.request_id,
+            finish_reason=finish_reason,
+            stop_reason=answer.stop_reason,
+            usage=answer.usage(queued=sent - started, first=first_seconds or total, total=total),
+        )
 
     @abstractmethod
     async def score(self, request: ScoreRequest) -> ScoreResult: ...
@@ -130,6 +197,28 @@ class RemoteBackend(ABC, Generic[C]):
     @abstractmethod
     def _new_client(self) -> C:
         """A client for one event loop."""
+
+    @abstractmethod
+    def _new_answer(self) -> Answer:
+        """One of which nothing has come yet."""
+
+    @abstractmethod
+    def _parameters(self, request: Request) -> dict[str, Any]:
+        """What is sent. Raises UnsupportedFeature for what the API does not have."""
+
+    @abstractmethod
+    async def _begin(self, client: C, parameters: dict[str, Any]) -> Any:
+        """Send it; the stream of events that answers."""
+
+    def _client_package(self) -> Any:
+        """The package that talks to the server. Raises UnsupportedFeature where it is missing."""
+        try:
+            return import_module(self.package)
+        except ImportError as error:
+            raise UnsupportedFeature(
+                f"the backend {type(self).__name__}",
+                f"install it with: pip install 'palmette[{self.package}]'",
+            ) from error
 
     def _lane(self) -> Lane[C]:
         """What the running event loop uses. Raises EngineStopped once closed."""
