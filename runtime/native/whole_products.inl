@@ -45,6 +45,21 @@ inline Floats floats_of(__m512 v) {
     return out;
 }
 
+// Adds the sums over a block, in whole numbers, as what they mean; `own` is the first row's.
+template <int R, int T>
+PALMETTE_INLINE void add_scaled(const uint8_t* w, int64_t size, const Bytes32* own, int64_t lds,
+                                const __m512i (*part)[T], __m512 (*y)[T]) {
+    PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
+        const __m512 scale = half_at(w + t * size), offset = half_at(w + t * size + 32);
+        PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
+            const Bytes32& row = own[r * lds / 4];  // four floats long
+            const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(row.scale));
+            y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
+            y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(row.sum), y[r][t]);
+        }
+    }
+}
+
 template <Format format, int R, int T>
 PALMETTE_INLINE void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
                               const float* sums, int64_t lds, bool is_first, __m512 (*y)[T]) {
@@ -92,15 +107,66 @@ PALMETTE_INLINE void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k
                 }
             }
         }
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-            const __m512 scale = half_at(w + t * size), offset = half_at(w + t * size + 32);
-            PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-                const Bytes32& own = bytes_of(sums + r * lds)[b];
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own.scale));
-                y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
-                y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(own.sum), y[r][t]);
+        add_scaled<R, T>(w, size, bytes_of(sums) + b, lds, part, y);
+    }
+}
+
+// For many rows, T tiles are written as bytes once: [t] of as many as tiles of bfloat16 have, of which
+// the first half are [k / 4][16] words of four inputs, and the others the same times kFold.
+template <Format format> constexpr int kFold = format == Format::q5 ? 8 : 16;  // what fits a byte
+
+template <Format format, int T>
+inline void expand_few_bits(const uint8_t* w, int64_t size, int64_t k, uint8_t* expanded) {
+    for (int t = 0; t < T; ++t) {
+        const uint8_t* block = w + t * size;
+        uint8_t* to = expanded + t * 32 * k;
+        for (int64_t b = 0; b < k / kBlock; ++b, block += block_bytes(format)) {
+            fetch_next<T>(block, size, block_bytes(format));
+#pragma GCC unroll 4
+            for (int quarter = 0; quarter < 4; ++quarter, to += 128) {
+                const Eight eight = eight_of<format>(block, quarter);
+                constexpr int bits = format == Format::q5 ? 3 : 4;  // no byte runs over into the next
+                store(to, eight.first);
+                store(to + 64, eight.others);
+                store(to + 16 * k, eight.first << bits);
+                store(to + 16 * k + 64, eight.others << bits);
             }
         }
+    }
+}
+
+// As `bytes_of_few_bits`, to the bit.
+template <Format format, int R, int T>
+PALMETTE_INLINE void bytes_of_expanded(const uint8_t* expanded, const uint8_t* w, int64_t size, int64_t k,
+                                       const int8_t* x, int64_t ldx, const float* sums, int64_t lds,
+                                       __m512 (*y)[T]) {
+    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
+        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format), expanded += 512) {
+        __m512i part[R][T];
+        PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
+            const Bytes32& own = bytes_of(sums + r * lds)[b];
+            const __m512i sixteens = word_at(&own.sixteens);
+            const uint8_t* const at = expanded + 16 * k + (own.place & ~63) * 2 + (own.place & 4 ? 0 : 64);
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
+                const __m512i folded = _mm512_loadu_si512(at + t * 32 * k);
+                part[r][t] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), folded, sixteens);
+                if constexpr (kFold<format> == 8)
+                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], folded, sixteens);
+            }
+        }
+#pragma GCC unroll 8
+        for (int word = 0; word < 8; ++word) {
+            __m512i four[T];
+            PALMETTE_UNROLLED (int t = 0; t < T; ++t)
+                four[t] = _mm512_loadu_si512(expanded + t * 32 * k + 64 * word);
+            PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
+                const __m512i own = word_at(x + r * ldx + b * kBlock + 4 * word);
+                PALMETTE_UNROLLED (int t = 0; t < T; ++t)
+                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], four[t], own);
+            }
+        }
+        add_scaled<R, T>(w, size, bytes_of(sums) + b, lds, part, y);
     }
 }
 
