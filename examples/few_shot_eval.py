@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import string
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -191,7 +190,6 @@ def ask_and_report(args: argparse.Namespace, results: Results) -> int:
         results.forget(run)
     num_kept = len(in_order(results.answers(run), questions))
     print(f"run {run.id[:8]}: {len(questions)} questions, {num_kept} of them answered before")
-    start = time.perf_counter()
     with pm.Engine(args.model) as engine:
         answers = evaluate(engine, run, solved, questions, results, args.retry_failed)
     print_report(run, answers)

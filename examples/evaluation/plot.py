@@ -45,16 +45,17 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
 def draw_accuracy(answers: Sequence[Answer], axes: Axes) -> None:
     """A point and its interval for each category and for all, and what guessing would get."""
     groups = by_category(answers)
-    rows = {"all": answers, **(groups if len(groups) > 1 else {})}
-    for place, group in enumerate(rows.values()):
+    rows = [*(groups.items() if len(groups) > 1 else ()), ("all", answers)]
+    for place, (name, group) in enumerate(rows):
         share, low, high = accuracy(group)
-        axes.plot([low, high], [place, place], color="tab:blue", linewidth=2 if place else 4)
-        axes.plot(share, place, "o", color="tab:blue", markersize=5 if place else 8)
+        axes.plot([low, high], [place] * 2, color="tab:blue", linewidth=4 if name == "all" else 2)
+        axes.plot(share, place, "o", color="tab:blue", markersize=8 if name == "all" else 5)
     chance = sum(1 / len(answer.question.options) for answer in answers) / len(answers)
-    axes.axvline(chance, color="grey", linestyle="--", linewidth=0.8, label="guessing")
-    axes.set_yticks(range(len(rows)), [f"{name} ({len(group)})" for name, group in rows.items()])
-    axes.set(xlim=(0, 1), xlabel="accuracy, 95 % interval", title="Accuracy by category")
-    axes.legend(loc="upper left", frameon=False)
+    axes.axvline(chance, color="grey", linestyle="--", linewidth=0.8)
+    axes.text(chance, len(rows) - 0.5, " guessing", color="grey", va="bottom")
+    axes.set_yticks(range(len(rows)), [f"{name} ({len(group)})" for name, group in rows])
+    axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5))  # the first category on top
+    axes.set(xlabel="accuracy, 95 % interval", title="Accuracy by category")
 
 
 def draw_calibration(answers: Sequence[Answer], axes: Axes) -> None:

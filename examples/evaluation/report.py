@@ -8,13 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from evaluation.results import Answer, Results, Run, in_order
-from evaluation.statistics import (
-    calibration,
-    calibration_error,
-    compare,
-    wilson_interval,
-)
+from evaluation.results import Answer, Results, ResultsError, Run
+from evaluation.statistics import calibration, calibration_error, compare, wilson_interval
 
 
 def by_category(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
@@ -47,7 +42,7 @@ def print_report(run: Run, answers: Sequence[Answer]) -> None:
         num_cached = sum(answer.cached_tokens for answer in answered)
         console.print(
             f"prompts: {num_tokens} tokens, {num_tokens - num_cached} of them prefilled and "
-            f"{num_cached} cached (hit rate {num_cached / num_tokens:.1%})"
+            f"{num_cached} cached (hit rate {num_cached / max(1, num_tokens):.1%})"
         )
     for answer in failed[:3]:
         console.print(f"failed: {escape(answer.question.text)} {escape(answer.error)}")
@@ -80,38 +75,47 @@ def print_runs(results: Results) -> None:
     for run in results.runs():
         answers = [answer for answer in results.answers(run).values() if not answer.has_failed]
         share = f"{accuracy(answers)[0]:.1%}" if answers else ""
-        settings = ", ".join(f"{name}={value}" for name, value in run.settings.items())
+        named = ((name, value) for name, value in run.settings.items() if value is not None)
+        settings = ", ".join(f"{name}={value}" for name, value in named)
         table.add_row(run.id[:8], f"{len(answers)}", share, escape(settings))
     Console().print(table)
 
 
 def print_comparison(results: Results, first: Run, second: Run) -> None:
-    """Both accuracies on the questions that both have answered, and whether they differ."""
+    """Both accuracies on the questions that both have answered, and whether they differ.
+
+    Raises ResultsError if there is no such question.
+    """
     ours, theirs = (results.answers(run) for run in (first, second))
-    common = [
-        answer.question
+    pairs = [
+        (answer, theirs[key])
         for key, answer in ours.items()
         if key in theirs and not answer.has_failed and not theirs[key].has_failed
     ]
-    console = Console()
-    if not common:
-        console.print("the two runs have answered no question in common")
-        return
-    for run in (first, second):
-        names = [n for n in first.settings if first.settings[n] != second.settings.get(n)]
-        settings = ", ".join(f"{name}={run.settings.get(name)}" for name in names)
-        share, low, high = accuracy(in_order(results.answers(run), common))
-        console.print(
-            f"run {run.id[:8]}: {share:.1%} of {len(common)} ({low:.1%} to {high:.1%})"
-            f"  {escape(settings)}"
-        )
-    counts = compare(
-        [answer.is_right for answer in in_order(ours, common)],
-        [answer.is_right for answer in in_order(theirs, common)],
-    )
+    if not pairs:
+        raise ResultsError(f"{results.path}: the two runs have answered no question in common")
+    table = Table("run", "where they differ", title=f"{len(pairs)} questions that both answered")
+    for column in ("accuracy", "95 % interval"):
+        table.add_column(column, justify="right")
+    for run, other, answers in (
+        (first, second, [ours for ours, _ in pairs]),
+        (second, first, [theirs for _, theirs in pairs]),
+    ):
+        table.add_row(run.id[:8], escape(differing(run, other)), *accuracy_row("", answers)[3:])
+    Console().print(table)
+    counts = compare([ours.is_right for ours, _ in pairs], [each.is_right for _, each in pairs])
     low, high = counts.difference_interval()
-    console.print(
-        f"difference: {counts.difference:+.1%} (95 % interval {low:+.1%} to {high:+.1%})\n"
-        f"right in the first alone {counts.only_first}, in the second alone {counts.only_second}: "
-        f"p = {counts.p_value:.2g} (McNemar)"
+    num_changed = sum(ours.chosen != theirs.chosen for ours, theirs in pairs)
+    print(f"difference: {counts.difference:+.1%} (95 % interval: {low:+.1%} to {high:+.1%})")
+    print(f"right in {first.id[:8]} alone: {counts.only_first}", end=", ")
+    print(f"in {second.id[:8]} alone: {counts.only_second}, p = {counts.p_value:.2g} (McNemar)")
+    print(f"another option was chosen: {num_changed} times")
+
+
+def differing(run: Run, other: Run) -> str:
+    """The settings that the other run has not."""
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in run.settings.items()
+        if other.settings.get(name) != value
     )

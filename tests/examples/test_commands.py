@@ -15,7 +15,7 @@ COMMANDS = {
     "quickstart": ([], "Ticket:  My invoice is wrong."),
     "react_agent": (["How much is tea?"], "Question: How much is tea?"),
     "rag": (["How warm is the pool?"], "Retrieved: baths"),
-    "few_shot_eval": (["--solved", "60"], "accuracy: "),
+    "few_shot_eval": (["--limit", "6"], "│ all "),
     "json_extract": (["--count", "2"], "0 of 2 records are not valid."),
     "tree_of_thought": (["3", "8", "--width", "1"], "Numbers: 3 8"),
 }
@@ -43,7 +43,7 @@ def test_an_example_runs_as_a_command(
     monkeypatch.setattr(pm, "Engine", open_engine)
     arguments, expected = COMMANDS[name]
     if name == "few_shot_eval":
-        arguments = [*arguments, "--plot", str(tmp_path / "plot.png")]
+        arguments = [*arguments, "--output", str(tmp_path)]
     assert not load_example(name).main(arguments)
     assert models == ["smollm2-135m"]
     lines = capsys.readouterr().out.splitlines()
