@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from evaluation.report import accuracy, by_category
 from evaluation.results import Answer
 from evaluation.statistics import calibration, calibration_error, wilson_interval
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 8,
     "svg.fonttype": "none",
     "svg.hashsalt": "evaluation",  # the same figures give the same file

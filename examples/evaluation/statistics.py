@@ -65,7 +65,7 @@ class Comparison:
         num_apart = self.only_first + self.only_second
         fewer = min(self.only_first, self.only_second)
         tail = sum(math.comb(num_apart, count) for count in range(fewer + 1))
-        return min(1.0, 2 * tail / 2**num_apart)
+        return min(1.0, 2 * tail / (1 << num_apart))
 
 
 def compare(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
