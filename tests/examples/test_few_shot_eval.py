@@ -88,6 +88,17 @@ def stored(output: Path) -> dict[str, tuple[str, ...]]:
         return {text: rest for text, *rest in rows}
 
 
+def num_stored(output: Path) -> int:
+    """How many answers are kept, while a run may be writing them."""
+    if not (output / "answers.sqlite").exists():
+        return 0
+    with closing(sqlite3.connect(output / "answers.sqlite")) as file:
+        try:
+            return file.execute("SELECT count(*) FROM answers").fetchone()[0]
+        except sqlite3.OperationalError:
+            return 0  # it is being made
+
+
 # -- On the real model ---------------------------------------------------------------------------
 
 
@@ -124,9 +135,10 @@ def test_the_solved_questions_are_computed_once(
 # -- Going on ------------------------------------------------------------------------------------
 
 _COMMAND = """
-import sys
+import signal, sys
 from contextlib import nullcontext
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have turned it off
 sys.path[:0] = [{root!r}, {examples!r}]
 import palmette as pm
 from tests.examples.test_few_shot_eval import Quizzed
@@ -156,7 +168,7 @@ def test_a_run_that_was_stopped_goes_on_and_no_answered_question_is_asked_again(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     deadline = time.monotonic() + 60
-    while not log.exists() or len(log.read_text().splitlines()) < 20:
+    while num_stored(output) < 20:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -170,9 +182,8 @@ def test_a_run_that_was_stopped_goes_on_and_no_answered_question_is_asked_again(
     kept = stored(output)
     answered = log.read_text().splitlines()
     everything = questions_of(example)
-    assert 10 < len(kept) < len(everything)
+    assert 20 <= len(kept) < len(everything)
     assert set(kept) <= set(answered)
-    assert len(answered) - len(kept) <= 3 + 96  # what was under way, or not yet taken
 
     backend = Quizzed()
     assert run_main(example, monkeypatch, backend, output) == 0
