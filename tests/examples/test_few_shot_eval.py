@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 import palmette as pm
 from palmette.errors import EngineError, EngineStopped
-from palmette.protocol import ScoreRequest, ScoreResult
 from palmette.runtime.recording import Recording
 from tests.examples.conftest import EXAMPLES, LoadExample
+from tests.examples.quizzed import Quizzed
 
 ROOT = EXAMPLES.parent
 
@@ -33,34 +33,6 @@ ROOT = EXAMPLES.parent
 @pytest.fixture
 def example(load_example: LoadExample) -> ModuleType:
     return load_example("few_shot_eval")
-
-
-class Quizzed(pm.ScriptedBackend):
-    """Answers a few questions at a time, some sooner than others, and logs which it answered."""
-
-    def __init__(self, log: Path | None = None, seconds: float = 0.0) -> None:
-        super().__init__()
-        self._log = log
-        self._seconds = seconds
-        self._room: asyncio.Semaphore | None = None
-        self.asked: list[str] = []
-        self.fails_at: dict[str, Exception] = {}  # by a part of the question
-
-    async def score(self, request: ScoreRequest) -> ScoreResult:
-        self._room = self._room or asyncio.Semaphore(3)
-        async with self._room:
-            prompt = self.tokenizer.decode(request.token_ids)
-            question = prompt.rpartition("Question: ")[2].partition("\n")[0]
-            self.asked.append(question)
-            for part, error in self.fails_at.items():
-                if part in question:
-                    raise error
-            result = await super().score(request)
-            await asyncio.sleep(self._seconds * (1 + len(question) % 3))
-            if self._log is not None:
-                with self._log.open("a") as file:
-                    file.write(f"{question}\n")
-            return result
 
 
 def questions_of(example: ModuleType, num: int | None = None) -> list[str]:
@@ -141,11 +113,11 @@ from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have turned it off
 sys.path[:0] = [{root!r}, {examples!r}]
 import palmette as pm
-from tests.examples.test_few_shot_eval import Quizzed
+from tests.examples.quizzed import Quizzed
 import few_shot_eval
 backend = Quizzed(Path({log!r}), seconds=0.02)
 pm.Engine = lambda model: nullcontext(backend)
-sys.exit(few_shot_eval.main(["--output", {output!r}]))
+sys.exit(few_shot_eval.main(["--output", {output!r}, *{few!r}]))
 """
 
 
@@ -159,7 +131,10 @@ def test_a_run_that_was_stopped_goes_on_and_no_answered_question_is_asked_again(
     status: int,
 ) -> None:
     log, output = tmp_path / "log", tmp_path / "stopped"
-    code = _COMMAND.format(root=str(ROOT), examples=str(EXAMPLES), log=str(log), output=str(output))
+    few = ("--limit", "60", "--shots", "2")
+    code = _COMMAND.format(
+        root=str(ROOT), examples=str(EXAMPLES), log=str(log), output=str(output), few=few
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -168,7 +143,7 @@ def test_a_run_that_was_stopped_goes_on_and_no_answered_question_is_asked_again(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     deadline = time.monotonic() + 60
-    while num_stored(output) < 20:
+    while num_stored(output) < 15:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -181,29 +156,24 @@ def test_a_run_that_was_stopped_goes_on_and_no_answered_question_is_asked_again(
 
     kept = stored(output)
     answered = log.read_text().splitlines()
-    everything = questions_of(example)
-    assert 20 <= len(kept) < len(everything)
+    everything = questions_of(example, 60)
+    assert 15 <= len(kept) < len(everything)
     assert set(kept) <= set(answered)
 
     backend = Quizzed()
-    assert run_main(example, monkeypatch, backend, output) == 0
+    assert run_main(example, monkeypatch, backend, output, *few) == 0
     assert Counter(backend.asked) == Counter(set(everything) - set(kept))
     resumed = capsys.readouterr().out
-    assert f"150 questions, {len(kept)} of them answered before" in resumed
+    assert f"60 questions, {len(kept)} of them answered before" in resumed
 
     # Once more asks nothing, and all is as if nobody had stopped it.
     backend = Quizzed()
-    assert run_main(example, monkeypatch, backend, output) == 0
+    assert run_main(example, monkeypatch, backend, output, *few) == 0
     assert backend.asked == []
-    assert run_main(example, monkeypatch, Quizzed(), tmp_path / "at once") == 0
+    assert run_main(example, monkeypatch, Quizzed(), tmp_path / "at once", *few) == 0
     assert stored(output) == stored(tmp_path / "at once")
-    tables = [
-        text[text.index("┏") : text.index("prompts:")]
-        for text in (
-            resumed,
-            capsys.readouterr().out.rpartition("run ")[2],
-        )
-    ]
+    at_once = capsys.readouterr().out.rpartition("run ")[2]
+    tables = [text[text.index("┏") : text.index("prompts:")] for text in (resumed, at_once)]
     assert tables[0] == tables[1]
 
 
@@ -569,3 +539,13 @@ def test_an_order_of_options_that_nobody_would_see_is_refused(
     with pytest.raises(SystemExit, match="2"):
         example.main(["--shuffle-options", "1"])
     assert "--shuffle-options needs --answers letters" in capsys.readouterr().err
+
+
+def test_the_commands_of_the_page_are_ones_that_it_takes(example: ModuleType) -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^\$ python examples/few_shot_eval.py(.*?)(?: \|.*)?$", page, re.M)
+    assert len(commands) == 5
+    for command in commands:
+        example.make_parser().parse_args(command.split())
+    options = {o for action in example.make_parser()._actions for o in action.option_strings}
+    assert set(re.findall(r"`(--[a-z-]+)", page.partition("## With lm-eval")[0])) <= options
