@@ -100,19 +100,18 @@ def evaluate(
         if question.key not in kept or (retry_failed and kept[question.key].has_failed)
     ]
     style, shuffle = run.settings["answers"], run.settings["shuffle"]
-    batch = [
-        {"question": question if shuffle is None else question.shuffled(shuffle)}
-        for question in left
-    ]
-    if shuffle is not None:
-        solved = [question.shuffled(shuffle) for question in solved]
+    asked = [question.shuffled(shuffle) for question in left]
     states = ask.run_batch_iter(
-        batch, solved=solved, style=style, backend=backend, on_error="return", progress=True
+        [{"question": question} for question in asked],
+        solved=[question.shuffled(shuffle) for question in solved],
+        style=style,
+        backend=backend,
+        on_error="return",
+        progress=True,
     )
     with closing(states):
         for index, state in states:
-            asked = batch[index]["question"]
-            results.add(run, answer_of(left[index], asked, style, state))
+            results.add(run, answer_of(left[index], asked[index], style, state))
     return in_order(results.answers(run), questions)
 
 

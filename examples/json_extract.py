@@ -131,7 +131,9 @@ def run(backend: pm.Engine, messages: Sequence[Message], seed: int = 7) -> list[
 
 def report(extractions: Sequence[Extraction]) -> None:
     """Print the records, how many are not valid, and how many are right."""
-    table = Table(*Order.model_fields, title="Records; ✗ marks what is wrong, and what is right")
+    table = Table(
+        *Order.model_fields, title="Records; ✗ marks what is wrong, below it what is right"
+    )
     for each in extractions:
         if each.made is not None:
             table.add_row(*(cell(each, field) for field in Order.model_fields))
@@ -153,7 +155,7 @@ def is_right(each: Extraction, field: str) -> bool:
 def cell(each: Extraction, field: str) -> str:
     """A field as a person would write it; of a wrong one, also what is right."""
     made, right = (as_text(getattr(order, field)) for order in (each.made, each.message.order))
-    return made if is_right(each, field) else f"[red]✗ {made}[/] [dim]{right}[/]"
+    return made if is_right(each, field) else f"[red]✗ {made}[/]\n[dim]{right}[/]"
 
 
 def as_text(value: str | Address | list[Item]) -> str:

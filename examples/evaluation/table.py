@@ -32,10 +32,12 @@ class Question:
         """The same for the same question, and another one when anything in it was changed."""
         return digest(self.text, self.options, self.right, self.category)
 
-    def shuffled(self, seed: int) -> Question:
+    def shuffled(self, seed: int | None) -> Question:
         """With the options in another order: the same one for the same seed, whatever else is
-        in the table.
+        in the table. None leaves them as they are.
         """
+        if seed is None:
+            return self
         order = random.Random(f"{seed} {self.key}")
         return replace(self, options=tuple(order.sample(self.options, len(self.options))))
 
