@@ -137,7 +137,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    asked = parser.add_argument_group("what is asked (another setting is another run)")
+    asked = parser.add_argument_group("what is asked")
     asked.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
     asked.add_argument("--questions", type=Path, default=QUESTIONS, help="a .csv or .jsonl table")
     asked.add_argument("--solved", type=Path, default=SOLVED, help="a table to show solved")
@@ -205,6 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.shuffle_options is not None and args.answers == "text":
         parser.error("--shuffle-options needs --answers letters: texts are weighed, not listed")
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error("--plot takes a .png, .svg or .pdf file")
     try:
         with Results(args.output / "answers.sqlite") as results:
             if args.compare:

@@ -533,12 +533,20 @@ def test_the_plot_is_drawn_and_the_same_for_the_same_answers(
     assert b"PNG" in first[:8] if ending == "png" else b"biology (2)" in first
 
 
-def test_an_order_of_options_that_nobody_would_see_is_refused(
-    example: ModuleType, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shuffle-options", "1"], "--shuffle-options needs --answers letters"),
+        (["--plot", "plot.doc"], "--plot takes a .png, .svg or .pdf file"),
+        (["--fresh", "--retry-failed"], "not allowed with argument"),
+    ],
+)
+def test_what_would_change_nothing_or_end_in_an_error_is_refused_before_anything_is_asked(
+    example: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        example.main(["--shuffle-options", "1"])
-    assert "--shuffle-options needs --answers letters" in capsys.readouterr().err
+        example.main(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_the_commands_of_the_page_are_ones_that_it_takes(example: ModuleType) -> None:
