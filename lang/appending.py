@@ -117,6 +117,7 @@ class _Builder:
             constraint=expr.constraint,
             report=report,
             further=further,
+            is_bounded="max_tokens" in expr.overrides or "max_tokens" in self._run.defaults,
         )
 
     def _select(self, expr: Select) -> Operation:

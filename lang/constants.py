@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from palmette.lang.branch import Branch
 from palmette.lang.limits import Budget
-from palmette.lang.nodes import Expr, Text
 from palmette.lang.operations import (
     AppendText,
     BeginRole,
@@ -25,19 +24,13 @@ from palmette.lang.operations import (
     EndScope,
     Operation,
 )
+from palmette.lang.planning.unknown import MARK, OTHER, Unknown, Watcher
 from palmette.lang.run import Run
 from palmette.lang.state import State
 from palmette.lang.variables import Slot
 from palmette.protocol import Piece, TokenBackend
 
-# No text has it by itself (private use, the end of plane 16). One that has it all the same is cut
-# there, which is early but never wrong.
-_MARK = "\U0010fffd"
-
-# Of another length, and the same in every escaped form.
-_OTHER = "7" * 7
-
-_CONSTANT = (AppendText, BeginRole, EndRole, BeginScope, EndScope)
+CONSTANT = (AppendText, BeginRole, EndRole, BeginScope, EndScope)
 
 
 class PrefixEnds(BaseException):
@@ -45,43 +38,6 @@ class PrefixEnds(BaseException):
 
     No Exception, so that a program's own handlers do not catch it.
     """
-
-
-class Unknown(Expr):
-    """An argument that is not given."""
-
-    def __init__(self, mark: str) -> None:
-        object.__setattr__(self, "_mark", mark)
-
-    def __str__(self) -> str:
-        mark: str = object.__getattribute__(self, "_mark")
-        return mark
-
-    __repr__ = __str__
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "flatten":
-            return lambda: iter((Text(str(self)),))
-        if name == "describe":
-            return lambda: "an argument"
-        raise PrefixEnds
-
-    def _ends(self, *_: object) -> NoReturn:
-        raise PrefixEnds
-
-    __setattr__ = __delattr__ = __call__ = _ends
-    __bool__ = __len__ = __iter__ = __next__ = __contains__ = _ends
-    __getitem__ = __setitem__ = __delitem__ = _ends
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _ends
-    __int__ = __float__ = __complex__ = __index__ = __bytes__ = __fspath__ = _ends
-    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _ends
-    __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __divmod__ = _ends
-    __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = _ends
-    __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = _ends
-    __enter__ = __exit__ = __await__ = __aiter__ = __aenter__ = __aexit__ = _ends
 
 
 def constant_token_ids(
@@ -97,12 +53,25 @@ def constant_token_ids(
     one that is missing, and ends the prefix.
     """
     (begun, one), (begun_too, other) = (
-        _trace(func, arguments, backend, mark, run_coroutine) for mark in (_MARK, _OTHER)
+        _trace(func, arguments, backend, mark, run_coroutine) for mark in (MARK, OTHER)
     )
-    common = _common(one, other) if begun == begun_too else []
+    common = common_pieces(one, other) if begun == begun_too else []
     if not common:
         return ()
     return (*begun, *backend.tokenizer.encode(common))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Every argument that is not given stands as `mark` in text; what needs one ends the prefix."""
+
+    mark: str
+
+    def text_of(self, source: str) -> str:
+        return self.mark
+
+    def needs(self, source: str, what: str) -> NoReturn:
+        raise PrefixEnds
 
 
 class _TracingBranch(Branch):
@@ -132,13 +101,13 @@ class _TracingBranch(Branch):
         raise PrefixEnds
 
     def _carry_out(self, operation: Operation) -> None:
-        if not isinstance(operation, _CONSTANT):
+        if not isinstance(operation, CONSTANT):
             self.end()
         if not isinstance(operation, AppendText):
-            _run_now(operation.run(self))
+            run_now(operation.run(self))
             return
-        constant, mark, _ = operation.text.partition(_MARK)
-        _run_now(replace(operation, text=constant).run(self))
+        constant, mark, _ = operation.text.partition(MARK)
+        run_now(replace(operation, text=constant).run(self))
         if mark:
             self.end()
 
@@ -153,11 +122,11 @@ def _trace(
     """The ids that a run begins with, and the constants that follow."""
     run = Run(backend, {}, is_async=inspect.iscoroutinefunction(func))
     branch = run.root = _TracingBranch(run)
-    args, kwargs, has_unknown = _completed(func, arguments, mark)
+    args, kwargs, has_unknown = completed(func, arguments, _Ending(mark))
     try:
         result = func(State(branch), *args, **kwargs)
         if inspect.iscoroutine(result):
-            run_coroutine(_quietly(result))
+            run_coroutine(quietly(result))
     except PrefixEnds:
         pass
     except Exception:
@@ -168,10 +137,12 @@ def _trace(
     return branch.transcript.prompt_ids, branch.transcript.pending
 
 
-def _completed(
-    func: Callable[..., Any], arguments: Mapping[str, Any], mark: str
+def completed(
+    func: Callable[..., Any], arguments: Mapping[str, Any], watcher: Watcher
 ) -> tuple[list[Any], dict[str, Any], bool]:
-    """Arguments by position and by name; an Unknown where there is neither one nor a default."""
+    """Arguments by position and by name, and whether one is unknown: there is neither a value for
+    it nor a default.
+    """
     args: list[Any] = []
     kwargs = dict(arguments)
     has_unknown = False
@@ -184,13 +155,13 @@ def _completed(
             continue
         has_unknown = True
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            args.append(Unknown(mark))
+            args.append(Unknown(parameter.name, watcher))
         else:
-            kwargs[parameter.name] = Unknown(mark)
+            kwargs[parameter.name] = Unknown(parameter.name, watcher)
     return args, kwargs, has_unknown
 
 
-async def _quietly(body: Coroutine[Any, Any, Any]) -> None:
+async def quietly(body: Coroutine[Any, Any, Any]) -> None:
     """A task must not end with what is no Exception."""
     try:
         await body
@@ -198,7 +169,7 @@ async def _quietly(body: Coroutine[Any, Any, Any]) -> None:
         return
 
 
-def _run_now(body: Coroutine[Any, Any, None]) -> None:
+def run_now(body: Coroutine[Any, Any, None]) -> None:
     """Run what never waits."""
     try:
         body.send(None)
@@ -207,7 +178,7 @@ def _run_now(body: Coroutine[Any, Any, None]) -> None:
     raise AssertionError("a constant waited for something")
 
 
-def _common(one: Sequence[Piece], other: Sequence[Piece]) -> list[Piece]:
+def common_pieces(one: Sequence[Piece], other: Sequence[Piece]) -> list[Piece]:
     """The constants with which both begin, the last of them cut where the texts part."""
     common: list[Piece] = []
     for left, right in zip(one, other, strict=False):

@@ -20,11 +20,19 @@ from typing import Any, Literal, overload
 
 from palmette.errors import InvalidRequest, ProgramError, UnsupportedFeature
 from palmette.lang import batch
-from palmette.lang.backend import Freezes, Speculates, compute_prefix, resolve_backend
+from palmette.lang.backend import (
+    Freezes,
+    Speculates,
+    compute_prefix,
+    get_default_backend,
+    resolve_backend,
+)
 from palmette.lang.call import Call
 from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
 from palmette.lang.options import RUN_OPTION_NAMES, RunOptions
+from palmette.lang.planning.outline import Outline
+from palmette.lang.planning.tracer import MAX_SECONDS, MAX_STEPS, current_tracer, outline_of
 from palmette.lang.run import Run
 from palmette.lang.signals import INTERRUPT_SECONDS
 from palmette.lang.state import State
@@ -268,6 +276,36 @@ class Function:
         given = self.bind(**arguments)._bound
         return constant_token_ids(self.func, given, resolve_backend(backend), self._run_coroutine)
 
+    def trace(
+        self,
+        *,
+        backend: TokenBackend | None = None,
+        max_steps: int = MAX_STEPS,
+        max_seconds: float = MAX_SECONDS,
+        **arguments: Any,
+    ) -> Outline:
+        """The shape of the program, found without a model: what it appends, asks and forks, and
+        where that is no longer known.
+
+        Stand-ins take the place of what the model writes and of arguments without a value (not
+        given here, not bound, without a default). Where the program goes by the value of one, the
+        outline ends, and says at which line and why. It ends as well after `max_steps` steps or
+        `max_seconds`; the program's own code is not interrupted. Options of `run` count as there.
+
+        The body is run twice, with all it does beside appending. With a backend, given or set as
+        the default, prompts that are known have their token ids; nothing is asked of it.
+        """
+        given, of_run = self._split(arguments)
+        return outline_of(
+            self.func,
+            self.bind(**given)._bound,
+            RunOptions.of(of_run),
+            get_default_backend() if backend is None else resolve_backend(backend),
+            self._run_coroutine,
+            max_steps=max_steps,
+            max_seconds=max_seconds,
+        )
+
     def cache(self, backend: TokenBackend | None = None, **arguments: Any) -> int:
         """Have the backend compute the `constant_prefix` now, so that runs find it in its cache;
         how many tokens it has, 0 if there is none.
@@ -306,7 +344,8 @@ class Function:
         if _PROGRAMS.is_current():
             body.close()
             raise ProgramError(
-                f"{self.func.__name__}: an async program can neither cache nor freeze a prefix"
+                f"{self.func.__name__}: an async program can neither cache nor freeze a prefix, nor "
+                "trace another one that is async"
             )
         _PROGRAMS.spawn(body).result()
 
@@ -316,7 +355,12 @@ class Function:
         """The call, its arguments checked against the program's parameters."""
         arguments, of_run = self._split(kwargs)
         options = RunOptions.of(of_run)
-        return self._make_call(args, arguments, resolve_backend(backend), options)
+        return self._make_call(args, arguments, self._backend(backend), options)
+
+    def _backend(self, backend: TokenBackend | None) -> TokenBackend:
+        """The backend of a run; that of the trace that the caller is a part of, if there is one."""
+        tracer = current_tracer()
+        return resolve_backend(backend) if tracer is None else tracer.backend
 
     def _make_call(
         self,
@@ -325,6 +369,10 @@ class Function:
         backend: TokenBackend,
         options: RunOptions,
     ) -> Call:
+        tracer = current_tracer()
+        if tracer is not None:
+            run = tracer.run(self.func.__name__, options.defaults, is_async=self.is_async)
+            return Call(self.func, args, self._checked(args, arguments), run)
         if self.num_api_spec_tokens is not None and isinstance(backend, Speculates):
             backend = backend.speculating(self.num_api_spec_tokens)
         return Call(
@@ -376,8 +424,10 @@ class Function:
             num_threads = _MAX_ASYNC_RUNS if self.is_async else _MAX_BATCH_THREADS
         if not isinstance(num_threads, int) or num_threads < 1:
             raise ValueError(f"num_threads must be 'auto' or at least 1, got {num_threads!r}")
+        if current_tracer() is not None:
+            num_threads = 1  # one after the other, so that an outline has an order
         shared, of_run = self._split(options)
-        run_options, resolved = RunOptions.of(of_run), resolve_backend(backend)
+        run_options, resolved = RunOptions.of(of_run), self._backend(backend)
         makers = []
         for index, item in enumerate(items):
             args, arguments = _arguments_of(item)

@@ -200,6 +200,7 @@ class Generate(Operation):
     constraint: Constraint | None
     report: Report
     further: tuple[Slot, ...] = ()
+    is_bounded: bool = True  # the program or the run said how many tokens it may have
 
     def ahead(self) -> Ahead:
         return Ahead(num_generated=self.sampling.max_tokens * self.report.n, num_asks=1)
@@ -550,6 +551,7 @@ def usage_figures(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "decoded_tokens": usage.decoded_tokens,
         "forced_tokens": usage.forced_tokens,
+        "shared_tokens": usage.shared_tokens,
         "saved_passes": usage.saved_passes,
         "recomputed_tokens": usage.recomputed_tokens,
         "num_preemptions": usage.num_preemptions,

@@ -63,6 +63,11 @@ class Transcript:
         return self._num_chars
 
     @property
+    def open_role(self) -> str | None:
+        """The role of the message that is open."""
+        return self._role
+
+    @property
     def messages(self) -> list[Message]:
         """The closed messages, oldest first; copies."""
         return [Message(role=m["role"], content=m["content"]) for m in self._messages]
@@ -155,7 +160,7 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """An independent transcript with the same contents, open role included."""
-        other = Transcript(self._tokenizer)
+        other = type(self)(self._tokenizer)
         other._token_ids = self._token_ids.copy()
         other._pending = self._pending.copy()
         other._parts = [self.text]

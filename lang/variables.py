@@ -69,6 +69,12 @@ class Slot:
         slot._value, slot._was_read = value, True
         return slot
 
+    def stand_in(self, value: Any, text: str) -> None:
+        """Set it to a value that no reader makes of the text."""
+        self.chunks = [text]
+        self.is_set, self.is_text = True, False
+        self._value, self._was_read = value, True
+
     @property
     def text(self) -> str:
         """What was generated, so far."""

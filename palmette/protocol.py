@@ -346,7 +346,9 @@ class Usage:
     """Token counts of one request.
 
     prompt_tokens == cached_tokens + prefilled_tokens and completion_tokens == decoded_tokens +
-    forced_tokens; a stop token that ended the generation counts as decoded. Tokens computed again
+    forced_tokens + shared_tokens; a stop token that ended the generation counts as decoded. The
+    tokens that are shared were decoded or forced for an equal request of the same batch, and count
+    there; of such a request all of the prompt counts as cached. Tokens computed again
     after a preemption are in `recomputed_tokens` only. `saved_passes` is how many more forward
     passes there would have been if each token had been drawn in one of its own: tokens that were
     forced, and those that were guessed and then drawn. `queued_seconds` until the first admission,
@@ -359,6 +361,7 @@ class Usage:
     completion_tokens: int = 0
     decoded_tokens: int = 0
     forced_tokens: int = 0
+    shared_tokens: int = 0
     saved_passes: int = 0
     recomputed_tokens: int = 0
     num_preemptions: int = 0
@@ -562,6 +565,18 @@ class TokenBackend(Protocol):
 
     def close(self) -> None:
         """Stop; what still runs ends with EngineStopped. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """A backend that says whether it answers alike what is asked alike."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether greedy requests that differ in nothing but id, path, seed and outlook get the
+        same tokens, and such score requests the same numbers, whatever else runs.
+        """
         ...
 
 

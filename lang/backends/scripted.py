@@ -237,6 +237,9 @@ class ScriptedBackend:
     token is equally likely. A function of the text so far does the same. Both `score` and
     log-probabilities of generated tokens come from it.
 
+    `is_repeatable` is a promise that equal requests are answered alike, so that a batch may ask
+    once for all of them; a list of outputs, for one, cannot make it.
+
     What came in is in `requests` and `score_requests`, in order; `aborted` holds the ids of
     requests closed before they finished, `max_running` the most that ran at once.
     """
@@ -253,6 +256,7 @@ class ScriptedBackend:
         max_context: int = 1 << 20,
         delay: float = 0.0,
         model_name: str = "scripted",
+        is_repeatable: bool = False,
     ) -> None:
         self._outputs = outputs
         self._tokenizer = tokenizer or ByteTokenizer()
@@ -262,6 +266,7 @@ class ScriptedBackend:
         self._max_context = max_context
         self._delay = delay
         self._model_name = model_name
+        self._is_repeatable = is_repeatable
         self._next_output = itertools.count()
         self._cache = _PrefixCache()
         self._lock = threading.Lock()
@@ -295,6 +300,10 @@ class ScriptedBackend:
     @property
     def max_context(self) -> int:
         return self._max_context
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self._is_repeatable
 
     @property
     def num_running(self) -> int:

@@ -1,0 +1,1 @@
+"""What a program will do, found without a model, and what that says of many runs of it."""

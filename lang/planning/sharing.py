@@ -1,0 +1,270 @@
+"""One answer for requests of a batch that are the same.
+
+Programs run as ever; what is shared is what they ask. Of requests with equal prompts, options and
+constraints, the first one is asked of the backend, and the others are answered with what it gives,
+while that comes or later. Only what gives the same answer every time is shared: greedy generations,
+and scores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, cast
+
+from palmette.protocol import (
+    ChatTemplate,
+    Outlook,
+    ProgramListener,
+    Repeatable,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    ScoreResult,
+    TokenBackend,
+    TokenEvent,
+    Tokenizer,
+    Usage,
+)
+
+# Answers that are over are kept for requests to come, as long as they have no more tokens together.
+_MAX_KEPT_TOKENS = 1 << 20
+
+
+def sharing_on(backend: TokenBackend) -> SharingBackend | None:
+    """The backend for the programs of one batch; None if it does not promise to repeat itself."""
+    if not (isinstance(backend, Repeatable) and backend.is_repeatable):
+        return None
+    return _ListeningSharing(backend) if isinstance(backend, ProgramListener) else SharingBackend(backend)
+
+
+class SharingBackend:
+    """`backend`, asked once for what several programs ask alike.
+
+    What was computed counts in the usage of one of those that got the answer; in that of the others
+    the prompt counts as cached and the output as shared. A request that is closed early does not
+    disturb the others; the backend's is aborted with the last of them. An error reaches all that
+    wait, and whoever asks later asks anew. Used on one event loop.
+    """
+
+    def __init__(self, backend: TokenBackend) -> None:
+        self._backend = backend
+        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._num_kept_tokens = 0
+
+    @property
+    def model_name(self) -> str:
+        return self._backend.model_name
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._backend.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return self._backend.chat_template
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        return self._backend.default_sampling
+
+    @property
+    def max_context(self) -> int:
+        return self._backend.max_context
+
+    def flush_cache(self) -> None:
+        """Drop every cached prefix, and the answers that are over."""
+        self._backend.flush_cache()
+        self.forget()
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def forget(self) -> None:
+        """Keep no answers any longer: the batch is over."""
+        for key, answer in list(self._answers.items()):
+            if answer.is_over:
+                self._answers.pop(key, None)
+        self._num_kept_tokens = 0
+
+    def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """Events in the backend's pieces, whoever asked first."""
+        if request.explain or request.sampling.temperature != 0:
+            return self._backend.generate(request)
+        return self._generate_shared(request)
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        if request.explain:
+            return await self._backend.score(request)
+        started = time.monotonic()
+        key = (
+            "score",
+            _digest(request.token_ids),
+            request.continuations,
+            request.num_top,
+            request.salt,
+        )
+        async with aclosing(self._read(key, lambda answer: self._ask_score(answer, request))) as news:
+            async for result, is_own in news:
+                if is_own:
+                    return replace(result, request_id=request.request_id)
+                usage = _shared_usage(result.usage, time.monotonic() - started, 0.0)
+                return replace(result, request_id=request.request_id, usage=usage)
+        raise AssertionError("a score without a result")
+
+    async def _generate_shared(self, request: Request) -> AsyncIterator[TokenEvent]:
+        started = time.monotonic()
+        first_token_seconds = 0.0
+        key = (
+            "generate",
+            _digest(request.token_ids),
+            replace(request.sampling, seed=None),
+            request.constraint,
+            request.salt,
+        )
+        async with aclosing(self._read(key, lambda answer: self._ask(answer, request))) as news:
+            async for event, is_own in news:
+                seconds = time.monotonic() - started
+                first_token_seconds = first_token_seconds or seconds
+                if event.usage is None or is_own:
+                    yield replace(event, request_id=request.request_id)
+                else:
+                    usage = _shared_usage(event.usage, seconds, first_token_seconds)
+                    yield replace(event, request_id=request.request_id, usage=usage)
+
+    async def _read(
+        self, key: Hashable, ask: Callable[[_Answer], Coroutine[Any, Any, None]]
+    ) -> Any:
+        """Each piece of the answer, and whether the reader is who counts what it cost."""
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = self._answers[key] = _Answer()
+            answer.task = asyncio.ensure_future(self._fill(key, answer, ask))
+        self._answers.move_to_end(key)
+        answer.num_readers += 1
+        position = 0
+        try:
+            while True:
+                while position < len(answer.pieces):
+                    piece = answer.pieces[position]
+                    position += 1
+                    yield piece, answer.counts_for_reader(position)
+                if answer.error is not None:
+                    raise answer.error
+                if answer.is_over:
+                    return
+                await answer.wait()
+        finally:
+            answer.num_readers -= 1
+            if not answer.num_readers and not answer.is_over:
+                await self._abort(key, answer)
+
+    async def _fill(
+        self, key: Hashable, answer: _Answer, ask: Callable[[_Answer], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            await ask(answer)
+        except Exception as error:
+            answer.error = error
+        finally:
+            answer.is_over = True
+            answer.wake()
+        if answer.error is not None or answer.has_failed():
+            self._drop(key, answer)
+            return
+        self._num_kept_tokens += answer.num_tokens
+        while self._num_kept_tokens > _MAX_KEPT_TOKENS:
+            oldest = next((k for k, kept in self._answers.items() if kept.is_over), None)
+            if oldest is None:
+                return
+            self._num_kept_tokens -= self._answers.pop(oldest).num_tokens
+
+    async def _ask(self, answer: _Answer, request: Request) -> None:
+        events = cast(Any, self._backend.generate(request))
+        async with aclosing(events):
+            async for event in events:
+                answer.add(event, len(event.token_ids))
+
+    async def _ask_score(self, answer: _Answer, request: ScoreRequest) -> None:
+        result = await self._backend.score(request)
+        answer.add(result, sum(map(len, result.logprobs)))
+
+    async def _abort(self, key: Hashable, answer: _Answer) -> None:
+        self._drop(key, answer)
+        assert answer.task is not None
+        answer.task.cancel()
+        await asyncio.wait([answer.task])
+
+    def _drop(self, key: Hashable, answer: _Answer) -> None:
+        if self._answers.get(key) is answer:
+            del self._answers[key]
+
+
+class _ListeningSharing(SharingBackend):
+    """For a backend that listens to programs."""
+
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        cast(ProgramListener, self._backend).announce(outlook, ended)
+
+    def end_program(self, program_id: str) -> None:
+        cast(ProgramListener, self._backend).end_program(program_id)
+
+
+class _Answer:
+    """What the backend has given so far, and who reads it."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+        self.num_tokens = 0
+        self.error: Exception | None = None
+        self.is_over = False
+        self.num_readers = 0
+        self.task: asyncio.Task[None] | None = None
+        self._is_counted = False
+        self._news = asyncio.Event()
+
+    def add(self, piece: Any, num_tokens: int) -> None:
+        self.pieces.append(piece)
+        self.num_tokens += num_tokens
+        self.wake()
+
+    def wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def wait(self) -> None:
+        await self._news.wait()
+
+    def has_failed(self) -> bool:
+        """Whether it ended with an error of the backend's own telling."""
+        return bool(self.pieces) and getattr(self.pieces[-1], "error", None) is not None
+
+    def counts_for_reader(self, position: int) -> bool:
+        """Whether the piece before `position` tells what it all cost, and nobody was told yet."""
+        if self._is_counted or getattr(self.pieces[position - 1], "usage", None) is None:
+            return False
+        self._is_counted = True
+        return True
+
+
+def _digest(token_ids: Sequence[int]) -> bytes:
+    """In place of the ids, of which there may be many."""
+    return blake2b(array("q", token_ids).tobytes(), digest_size=16).digest()
+
+
+def _shared_usage(usage: Usage, seconds: float, first_token_seconds: float) -> Usage:
+    """That of a request which was answered with another one's answer."""
+    return Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        shared_tokens=usage.completion_tokens,
+        first_token_seconds=first_token_seconds,
+        total_seconds=seconds,
+    )
