@@ -23,13 +23,15 @@ _STOPPED = "the batch was stopped"
 class Plan:
     """What to run: makers of calls, so that a call exists only from its start to its delivery."""
 
-    makers: Sequence[Callable[[], Call]]
+    makers: Sequence[Callable[[], Call]]  # in the order in which they begin
+    indexes: Sequence[int]  # of their items
     max_running: int
     returns_errors: bool
     shows_progress: bool
     # Runs an async program from plain code, or a call of either kind from an event loop.
     spawn: Callable[[Call], Future[None]] | None
     awaited: Callable[[Call], Any]
+    forget: Callable[[], object] = lambda: None  # called when the batch is over
 
 
 def run_plan(plan: Plan, *, in_order: bool = False) -> Generator[tuple[int, Any], None, None]:
@@ -60,7 +62,7 @@ def run_plan(plan: Plan, *, in_order: bool = False) -> Generator[tuple[int, Any]
                 while ready if not in_order else num_yielded in ready:
                     index = num_yielded if in_order else next(iter(ready))
                     num_yielded += 1
-                    yield index, ready.pop(index)
+                    yield plan.indexes[index], ready.pop(index)
     except Exception:  # a collector that closes it must not wait, nor must a second Ctrl-C
         _wind_up(running.values())
         raise
@@ -68,6 +70,7 @@ def run_plan(plan: Plan, *, in_order: bool = False) -> Generator[tuple[int, Any]
         for call in running.values():
             call.cancel(_STOPPED)
         pool.close()
+        plan.forget()
 
 
 async def run_plan_async(plan: Plan) -> AsyncIterator[tuple[int, Any]]:
@@ -89,12 +92,13 @@ async def run_plan_async(plan: Plan) -> AsyncIterator[tuple[int, Any]]:
                 index, call = running.pop(first)
                 result = _result(call, first.exception(), plan)
                 del call, first, ended
-                yield index, result
+                yield plan.indexes[index], result
                 del result
     finally:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        plan.forget()
 
 
 def run_all(plan: Plan) -> list[Any]:
@@ -130,7 +134,10 @@ def _keeping(plan: Plan, calls: dict[int, Call]) -> Plan:
         calls[index] = made = make()
         return made
 
-    makers = [functools.partial(keep, index, make) for index, make in enumerate(plan.makers)]
+    makers = [
+        functools.partial(keep, index, make)
+        for index, make in zip(plan.indexes, plan.makers, strict=True)
+    ]
     return replace(plan, makers=makers)
 
 

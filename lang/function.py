@@ -32,6 +32,8 @@ from palmette.lang.constants import constant_token_ids
 from palmette.lang.executor import LoopThread, ThreadPool
 from palmette.lang.options import RUN_OPTION_NAMES, RunOptions
 from palmette.lang.planning.outline import Outline
+from palmette.lang.planning.plan import BatchPlan, plan_of
+from palmette.lang.planning.sharing import sharing_on
 from palmette.lang.planning.tracer import MAX_SECONDS, MAX_STEPS, current_tracer, outline_of
 from palmette.lang.run import Run
 from palmette.lang.signals import INTERRUPT_SECONDS
@@ -194,6 +196,7 @@ class Function:
         progress: bool = False,
         progress_bar: bool = False,
         on_error: Literal["raise", "return"] = "raise",
+        plan: BatchPlan | Literal["auto", False] = "auto",
         **options: Any,
     ) -> list[Any] | Iterator[Any]:
         """The states of one run for each item, in order.
@@ -203,15 +206,26 @@ class Function:
         program that fails cancels the others and is raised; with ``on_error="return"``, its
         exception stands in its place. `generator_style` yields the states in order as they come.
 
+        Requests of the batch that are equal and greedy, and equal `select`s, are asked once on a
+        backend that answers equal requests alike, as an engine does; ``plan=False`` asks for each.
+        `plan` may also be what `Function.plan` has made for the same items: the programs then begin
+        in its order. Results are those without it, in the order of the items.
+
         Ctrl-C stops the batch and raises BatchInterrupted, whose `results` has what was done; with
         ``on_error="return"`` that is returned, ProgramCancelled in the place of what was not.
         """
-        plan = self._plan(
-            batch_kwargs, options, backend, num_threads, progress or progress_bar, on_error
+        if generator_style and isinstance(plan, BatchPlan):
+            raise UnsupportedFeature(
+                "plan with generator_style",
+                "programs that begin in another order do not end in that of the items",
+                param="plan",
+            )
+        made = self._batch(
+            batch_kwargs, options, backend, num_threads, progress or progress_bar, on_error, plan
         )
         if generator_style:
-            return batch.without_index(batch.run_plan(plan, in_order=True))
-        return batch.run_all(plan)
+            return batch.without_index(batch.run_plan(made, in_order=True))
+        return batch.run_all(made)
 
     def run_batch_iter(
         self,
@@ -221,6 +235,7 @@ class Function:
         num_threads: int | Literal["auto"] = "auto",
         progress: bool = False,
         on_error: Literal["raise", "return"] = "raise",
+        plan: BatchPlan | Literal["auto", False] = "auto",
         **options: Any,
     ) -> Generator[tuple[int, Any], None, None]:
         """As `run_batch`, but yields (index, state) as each program finishes.
@@ -228,8 +243,8 @@ class Function:
         No more than `num_threads` programs are started and not yet yielded. Closing the iterator
         cancels what runs.
         """
-        plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
-        return batch.run_plan(plan)
+        made = self._batch(batch_kwargs, options, backend, num_threads, progress, on_error, plan)
+        return batch.run_plan(made)
 
     async def run_batch_async(
         self,
@@ -239,12 +254,13 @@ class Function:
         num_threads: int | Literal["auto"] = "auto",
         progress: bool = False,
         on_error: Literal["raise", "return"] = "raise",
+        plan: BatchPlan | Literal["auto", False] = "auto",
         **options: Any,
     ) -> list[Any]:
         """As `run_batch`, without blocking the event loop. When cancelled, it keeps nothing."""
-        plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
-        found: list[Any] = [None] * len(plan.makers)
-        async for index, result in batch.run_plan_async(plan):
+        made = self._batch(batch_kwargs, options, backend, num_threads, progress, on_error, plan)
+        found: list[Any] = [None] * len(made.makers)
+        async for index, result in batch.run_plan_async(made):
             found[index] = result
         return found
 
@@ -256,11 +272,12 @@ class Function:
         num_threads: int | Literal["auto"] = "auto",
         progress: bool = False,
         on_error: Literal["raise", "return"] = "raise",
+        plan: BatchPlan | Literal["auto", False] = "auto",
         **options: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
         """As `run_batch_iter`, without blocking the event loop."""
-        plan = self._plan(batch_kwargs, options, backend, num_threads, progress, on_error)
-        return batch.run_plan_async(plan)
+        made = self._batch(batch_kwargs, options, backend, num_threads, progress, on_error, plan)
+        return batch.run_plan_async(made)
 
     def constant_prefix(
         self, *, backend: TokenBackend | None = None, **arguments: Any
@@ -306,6 +323,49 @@ class Function:
             max_seconds=max_seconds,
         )
 
+    def plan(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        backend: TokenBackend | None = None,
+        max_seconds: float = MAX_SECONDS,
+        **options: Any,
+    ) -> BatchPlan:
+        """What a batch of these items will cost, the order in which it costs least, and what to
+        consider; takes what `run_batch` takes. Nothing is asked of the backend.
+
+        The body is run for each item as `trace` does, once, and a few times more for what is to be
+        seen from that; items for which no time is left in `max_seconds` are not looked at.
+        """
+        shared, of_run = self._split(options)
+        run_options, resolved = RunOptions.of(of_run), resolve_backend(backend)
+        arguments = [
+            self._named({**shared}, item, index) for index, item in enumerate(batch_kwargs)
+        ]
+
+        def outline(given: Mapping[str, Any], is_checked: bool) -> Outline:
+            return outline_of(
+                self.func,
+                given,
+                run_options,
+                resolved,
+                self._run_coroutine,
+                max_seconds=max_seconds,
+                is_checked=is_checked,
+            )
+
+        return plan_of(self.func.__name__, arguments, resolved, outline, max_seconds=max_seconds)
+
+    def _named(self, shared: Mapping[str, Any], item: Any, index: int) -> dict[str, Any]:
+        """All arguments of an item by name. Raises TypeError if they do not fit the program."""
+        args, arguments = _arguments_of(item)
+        try:
+            merged = self._checked(args, {**shared, **arguments})
+        except TypeError as error:
+            raise TypeError(f"item {index} of the batch: {error}") from None
+        names = [parameter.name for parameter in self._parameters]
+        return {**dict(zip(names, args, strict=False)), **merged}
+
     def cache(self, backend: TokenBackend | None = None, **arguments: Any) -> int:
         """Have the backend compute the `constant_prefix` now, so that runs find it in its cache;
         how many tokens it has, 0 if there is none.
@@ -344,8 +404,8 @@ class Function:
         if _PROGRAMS.is_current():
             body.close()
             raise ProgramError(
-                f"{self.func.__name__}: an async program can neither cache nor freeze a prefix, nor "
-                "trace another one that is async"
+                f"{self.func.__name__}: an async program can neither cache nor freeze a prefix, "
+                "nor trace another one that is async"
             )
         _PROGRAMS.spawn(body).result()
 
@@ -409,7 +469,7 @@ class Function:
         }
         return {n: v for n, v in kwargs.items() if n not in options}, options
 
-    def _plan(
+    def _batch(
         self,
         items: Sequence[Any],
         options: Mapping[str, Any],
@@ -417,6 +477,7 @@ class Function:
         num_threads: int | Literal["auto"],
         shows_progress: bool,
         on_error: str,
+        plan: BatchPlan | Literal["auto", False],
     ) -> batch.Plan:
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error must be 'raise' or 'return', got {on_error!r}")
@@ -428,26 +489,44 @@ class Function:
             num_threads = 1  # one after the other, so that an outline has an order
         shared, of_run = self._split(options)
         run_options, resolved = RunOptions.of(of_run), self._backend(backend)
-        makers = []
+        sharing = None
+        if plan is not False and len(items) > 1 and current_tracer() is None:
+            sharing = sharing_on(resolved)
+        asked = resolved if sharing is None else sharing
+        makers: list[Callable[[], Call]] = []
         for index, item in enumerate(items):
             args, arguments = _arguments_of(item)
-            try:
-                self._checked(args, {**shared, **arguments})
-            except TypeError as error:
-                raise TypeError(f"item {index} of the batch: {error}") from None
+            self._named(shared, item, index)
             makers.append(
                 functools.partial(
-                    self._make_call, args, {**shared, **arguments}, resolved, run_options
+                    self._make_call, args, {**shared, **arguments}, asked, run_options
                 )
             )
+        indexes = self._order(plan, len(makers))
         return batch.Plan(
-            makers=makers,
+            makers=[makers[index] for index in indexes],
+            indexes=indexes,
             max_running=num_threads,
             returns_errors=on_error == "return",
             shows_progress=shows_progress,
             spawn=(lambda call: _PROGRAMS.spawn(call.run_async())) if self.is_async else None,
             awaited=self._awaited,
+            forget=(lambda: None) if sharing is None else sharing.forget,
         )
+
+    def _order(self, plan: BatchPlan | Literal["auto", False], num_items: int) -> Sequence[int]:
+        """In which the items begin."""
+        if isinstance(plan, BatchPlan):
+            if plan.name != self.func.__name__ or len(plan.order) != num_items:
+                raise InvalidRequest(
+                    f"the plan is for {len(plan.order)} runs of {plan.name}, the batch has "
+                    f"{num_items} of {self.func.__name__}",
+                    param="plan",
+                )
+            return plan.order
+        if plan not in ("auto", False):
+            raise ValueError(f"plan must be 'auto', False or a BatchPlan, got {plan!r}")
+        return range(num_items)
 
     async def _awaited(self, call: Call) -> None:
         if self.is_async:

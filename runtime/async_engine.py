@@ -173,6 +173,11 @@ class AsyncEngine:
     def max_context(self) -> int:
         return self._engine.max_context
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Equal requests are answered alike, so that one of a batch may answer the others."""
+        return True
+
     def stats(self) -> EngineStats:
         """Counters and what is held, between two steps."""
         return self._call(lambda engine: engine.stats())

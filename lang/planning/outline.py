@@ -114,6 +114,7 @@ class Generates(Asks):
     constraint: str | None = None
     num_samples: int = 1
     temperature: float = 1.0
+    options: object = None  # all that tells its answer from those of other requests
     # What of the prompt is scored as well, by log-probabilities of the prompt.
     scored_from: int | None = None
 
@@ -225,7 +226,8 @@ class Outline:
     `is_complete`, `where` is the line from which on the shape is not known, `why` the reason, and
     `error` what the program raised there, if it did. `variables` has the type of each variable of
     the state by then. `prefix_text` is what every run begins with; `prefix_ids` are its token ids,
-    if a backend was given or set. `notes` tell what was assumed.
+    if a backend was given or set. `notes` tell what was assumed; texts appended at the lines in
+    `varies_at` differ from run to run.
     """
 
     name: str
@@ -239,6 +241,7 @@ class Outline:
     prefix_ids: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
     reads: tuple[Read, ...] = ()
+    varies_at: tuple[str, ...] = ()
 
     def walk(self) -> Iterator[Step]:
         """All steps, each before those within it."""
@@ -283,7 +286,8 @@ class Outline:
         return f"{self.name}: constant prefix of {known}{len(self.prefix_text)} characters"
 
     def _ending(self) -> list[str]:
-        lines = [] if self.is_complete else [f"  not known from {_place(self.where)} on: {self.why}"]
+        lines = [] if self.is_complete else [f"  not known from {shown(self.where)} on: {self.why}"]
+        lines += [f"  differs from run to run: {shown(where)}" for where in self.varies_at]
         return [*lines, *(f"  note: {note}" for note in self.notes)]
 
 
@@ -304,7 +308,7 @@ def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
 def _lines(steps: tuple[Step, ...], *, shows_place: bool = False) -> list[str]:
     lines: list[str] = []
     for step in steps:
-        place = f"  [{_place(step.where)}]" if shows_place else ""
+        place = f"  [{shown(step.where)}]" if shows_place else ""
         lines.append(step.describe() + place)
         for title, inner in step.inner():
             below = _lines(inner, shows_place=shows_place)
@@ -320,7 +324,7 @@ def _grow(tree: Tree, steps: tuple[Step, ...]) -> None:
 
     for step in steps:
         label = Text(step.describe())
-        label.append(f"  {_place(step.where)}", style="dim")
+        label.append(f"  {shown(step.where)}", style="dim")
         node = tree.add(label)
         for title, inner in step.inner():
             _grow(node.add(Text(title)) if title else node, inner)
@@ -337,7 +341,8 @@ def _numbered(indexes: list[int]) -> str:
     )
 
 
-def _place(where: str | None) -> str:
+def shown(where: str | None) -> str:
+    """File and line, without the folder."""
     file, _, line = (where or "?").rpartition(":")
     return f"{PurePath(file).name}:{line}"
 

@@ -41,7 +41,11 @@ def sharing_on(backend: TokenBackend) -> SharingBackend | None:
     """The backend for the programs of one batch; None if it does not promise to repeat itself."""
     if not (isinstance(backend, Repeatable) and backend.is_repeatable):
         return None
-    return _ListeningSharing(backend) if isinstance(backend, ProgramListener) else SharingBackend(backend)
+    return (
+        _ListeningSharing(backend)
+        if isinstance(backend, ProgramListener)
+        else SharingBackend(backend)
+    )
 
 
 class SharingBackend:
@@ -110,13 +114,16 @@ class SharingBackend:
             request.num_top,
             request.salt,
         )
-        async with aclosing(self._read(key, lambda answer: self._ask_score(answer, request))) as news:
-            async for result, is_own in news:
-                if is_own:
-                    return replace(result, request_id=request.request_id)
-                usage = _shared_usage(result.usage, time.monotonic() - started, 0.0)
-                return replace(result, request_id=request.request_id, usage=usage)
-        raise AssertionError("a score without a result")
+        async with aclosing(
+            self._read(key, lambda answer: self._ask_score(answer, request))
+        ) as news:
+            result: ScoreResult
+            is_own: bool
+            result, is_own = await anext(news)
+            usage = result.usage
+            if not is_own:
+                usage = _shared_usage(usage, time.monotonic() - started, 0.0)
+            return replace(result, request_id=request.request_id, usage=usage)
 
     async def _generate_shared(self, request: Request) -> AsyncIterator[TokenEvent]:
         started = time.monotonic()

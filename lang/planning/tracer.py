@@ -14,10 +14,10 @@ import inspect
 import sys
 import sysconfig
 import time
-from functools import partial
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -126,6 +126,7 @@ class Tracer:
         self.events: list[tuple[int, Step]] = []
         self.reads: list[Read] = []
         self.notes: list[str] = []
+        self.varies_at: list[str] = []
         self.kinds: dict[Slot, str] = {}
         self._max_steps = max_steps
         self._deadline = time.monotonic() + max_seconds
@@ -312,7 +313,7 @@ def _compare(tracer: Tracer, other: Tracer) -> None:
             if not fits(marked, theirs[1].text):
                 parts = _common(step.parts, theirs[1].text)
                 tracer.events[place] = (mine[0], replace(step, parts=parts))
-                tracer.assume(f"the text appended at {step.where} differs from run to run")
+                tracer.varies_at.append(step.where)
                 _forget_prompts(tracer, place)
 
 
@@ -369,6 +370,7 @@ def _outline(name: str, tracer: Tracer, run: Run) -> Outline:
         variables=variables,
         notes=tuple(tracer.notes),
         reads=tuple(tracer.reads),
+        varies_at=tuple(dict.fromkeys(tracer.varies_at)),
     )
 
 
@@ -523,6 +525,7 @@ class _TracedBranch(Branch):
                 constraint=None if operation.constraint is None else operation.constraint.kind,
                 num_samples=report.n,
                 temperature=sampling.temperature,
+                options=(replace(sampling, seed=None), operation.constraint),
                 is_shareable=sampling.temperature == 0,
                 scored_from=report.logprob_start_len,
             )
@@ -542,7 +545,8 @@ class _TracedBranch(Branch):
         transcript = self.transcript
         choices = select.choices
         before = (transcript.prompt_ids, transcript.pending)
-        prompt, continuations = None, ()
+        prompt: tuple[int, ...] | None = None
+        continuations: tuple[tuple[int, ...], ...] = ()
         if len(choices) > 1 and self.tracer.has_tokens and _is_known(*before):
             encoded = encode_options(self.run.backend.tokenizer, *before, choices)
             prompt, continuations = encoded.prompt_ids, encoded.continuations

@@ -26,8 +26,11 @@ _MAX_SOURCE_CHARS = 60
 
 # What text makes of itself that is text again.
 _TEXT_METHODS = frozenset(
-    "capitalize casefold center expandtabs format join ljust lower lstrip removeprefix "
-    "removesuffix replace rjust rstrip strip swapcase title translate upper zfill".split()
+    (
+        *("capitalize", "casefold", "center", "expandtabs", "format", "join", "ljust", "lower"),
+        *("lstrip", "removeprefix", "removesuffix", "replace", "rjust", "rstrip", "strip"),
+        *("swapcase", "title", "translate", "upper", "zfill"),
+    )
 )
 
 
