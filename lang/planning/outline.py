@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from rich.tree import Tree
+from typing import IO, ClassVar
 
 _MAX_TEXT_CHARS = 60  # of a constant, where an outline is shown
 _MAX_LINES = 400  # of an outline that is printed
@@ -40,10 +37,6 @@ class Step:
     def describe(self) -> str:
         """The step in one line."""
         raise NotImplementedError
-
-    def inner(self) -> list[tuple[str, tuple[Step, ...]]]:
-        """Steps that belong to this one, under titles."""
-        return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +147,6 @@ class Forks(Step):
     def describe(self) -> str:
         return f"fork({self.width})"
 
-    def inner(self) -> list[tuple[str, tuple[Step, ...]]]:
-        groups: dict[str, list[int]] = {}
-        for index, steps in enumerate(self.branches):
-            groups.setdefault("\n".join(_lines(steps)), []).append(index)
-        return [(_numbered(indexes), self.branches[indexes[0]]) for indexes in groups.values()]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joins(Step):
@@ -204,9 +191,6 @@ class Runs(Step):
 
     def describe(self) -> str:
         return f"run of {self.name}"
-
-    def inner(self) -> list[tuple[str, tuple[Step, ...]]]:
-        return [("", self.steps)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +247,7 @@ class Outline:
         return [step for step in found if source in step.sources]
 
     def __str__(self) -> str:
-        lines = [self._title(), *(f"  {line}" for line in _lines(self.steps, shows_place=True))]
+        lines = [self._title(), *map(str, _rows(self.steps, 1))]
         if len(lines) > _MAX_LINES:
             lines = [*lines[:_MAX_LINES], f"  ... {len(lines) - _MAX_LINES} lines more"]
         return "\n".join([*lines, *self._ending()])
@@ -275,7 +259,13 @@ class Outline:
         from rich.tree import Tree
 
         tree = Tree(Text(self._title(), style="bold"))
-        _grow(tree, self.steps)
+        nodes = [tree]
+        for row in _rows(self.steps)[:_MAX_LINES]:
+            label = Text(row.text)
+            if row.where is not None:
+                label.append(f"  {shown(row.where)}", style="dim")
+            del nodes[row.depth + 1 :]
+            nodes.append(nodes[-1].add(label))
         console = Console(file=file)
         console.print(tree)
         for line in self._ending():
@@ -305,29 +295,34 @@ def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
             stack.append(iter(step.steps))
 
 
-def _lines(steps: tuple[Step, ...], *, shows_place: bool = False) -> list[str]:
-    lines: list[str] = []
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A line of an outline that is shown; a title of branches has no place of its own."""
+
+    depth: int
+    text: str
+    where: str | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.where is None else f"  [{shown(self.where)}]"
+        return "  " * self.depth + self.text + place
+
+
+def _rows(steps: tuple[Step, ...], depth: int = 0) -> list[_Row]:
+    """Branches that are alike are one."""
+    rows: list[_Row] = []
     for step in steps:
-        place = f"  [{shown(step.where)}]" if shows_place else ""
-        lines.append(step.describe() + place)
-        for title, inner in step.inner():
-            below = _lines(inner, shows_place=shows_place)
-            if title:
-                lines += [f"  {title}", *(f"    {line}" for line in below)]
-            else:
-                lines += [f"  {line}" for line in below]
-    return lines
-
-
-def _grow(tree: Tree, steps: tuple[Step, ...]) -> None:
-    from rich.text import Text
-
-    for step in steps:
-        label = Text(step.describe())
-        label.append(f"  {shown(step.where)}", style="dim")
-        node = tree.add(label)
-        for title, inner in step.inner():
-            _grow(node.add(Text(title)) if title else node, inner)
+        rows.append(_Row(depth, step.describe(), step.where))
+        if isinstance(step, Runs):
+            rows += _rows(step.steps, depth + 1)
+        elif isinstance(step, Forks):
+            groups: dict[tuple[tuple[int, str], ...], list[int]] = {}
+            below = [_rows(branch, depth + 2) for branch in step.branches]
+            for index, branch in enumerate(below):
+                groups.setdefault(tuple((row.depth, row.text) for row in branch), []).append(index)
+            for indexes in groups.values():
+                rows += [_Row(depth + 1, _numbered(indexes)), *below[indexes[0]]]
+    return rows
 
 
 def _numbered(indexes: list[int]) -> str:

@@ -130,7 +130,7 @@ class Tracer:
         self.kinds: dict[Slot, str] = {}
         self._max_steps = max_steps
         self._deadline = time.monotonic() + max_seconds
-        self._num_steps = 0
+        self.num_steps = 0
         self._num_runs = 0
         self._tick = 0
 
@@ -177,11 +177,21 @@ class Tracer:
 
     def spend(self, count: int) -> None:
         """Raises PrefixEnds if the program does more than it may, or for longer."""
-        self._num_steps += count
-        if self._num_steps > self._max_steps:
+        self.num_steps += count
+        if self.num_steps > self._max_steps:
             self.end(f"it does more than {self._max_steps} things: it may never end")
-        if time.monotonic() > self._deadline:
-            self.end(f"it took longer than {self.max_seconds:g} s to trace")
+        if self.is_late:
+            self.give_up(_caller())
+            raise PrefixEnds
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def give_up(self, where: str) -> None:
+        """There is no time for more."""
+        if self.ending is None:
+            self.ending = Ending(where, f"it took longer than {self.max_seconds:g} s to trace")
 
     def take_prefix(self, transcript: Transcript) -> None:
         """Whatever is appended from here on may differ between runs."""
@@ -240,7 +250,9 @@ def trace_once(
         except PrefixEnds:
             pass
         except Exception as error:
-            if not tracer.has_unknown:
+            if tracer.is_late and isinstance(error, TimeoutError):
+                tracer.give_up(_raised_at(error))
+            elif not tracer.has_unknown:
                 raise
             if tracer.ending is None:
                 why = f"it raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -269,7 +281,7 @@ def outline_of(
     if is_checked:
         other = Tracer(
             backend,
-            max_steps=tracer._num_steps + 1,
+            max_steps=min(max_steps, tracer.num_steps + 1),
             max_seconds=max_seconds,
             is_other=True,
         )
