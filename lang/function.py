@@ -490,7 +490,7 @@ class Function:
         shared, of_run = self._split(options)
         run_options, resolved = RunOptions.of(of_run), self._backend(backend)
         sharing = None
-        if plan is not False and len(items) > 1 and current_tracer() is None:
+        if plan is not False and current_tracer() is None:
             sharing = sharing_on(resolved)
         asked = resolved if sharing is None else sharing
         makers: list[Callable[[], Call]] = []

@@ -84,8 +84,8 @@ def predict(outlines: Iterable[Outline | None], *, shares: bool) -> Prediction:
         for asked in () if outline is None else outline.requests:
             if isinstance(asked, Selects) and len(asked.choices) == 1:
                 continue
-            num_requests += 1
             if asked.prompt_ids is None:
+                num_requests += 1
                 num_unknown += 1
                 continue
             if isinstance(asked, Selects) and asked.method not in _PLAIN_METHODS:
@@ -93,10 +93,12 @@ def predict(outlines: Iterable[Outline | None], *, shares: bool) -> Prediction:
             for key, prompt, inner in _parts(asked):
                 num_tokens = len(prompt) + len(inner)
                 prompt_tokens += num_tokens
-                if shares and asked.is_shareable and key in seen:
+                num_requests += 1
+                if shares and key in seen:
                     num_shared += 1
                     continue
-                seen.add(key)
+                if key is not None:
+                    seen.add(key)
                 prefilled += len(prompt) - min(known.add(prompt), len(prompt) - 1)
                 for ids in inner:
                     prefilled += len(ids) - known.add(ids)
@@ -124,8 +126,8 @@ def in_order(token_ids: Sequence[int]) -> bytes:
 def _parts(
     asked: Asks,
 ) -> Iterator[tuple[object, tuple[int, ...], list[tuple[int, ...]]]]:
-    """What is asked, one by one: what tells it from others, its prompt, and the beginnings of
-    continuations that are computed behind it, shortest first.
+    """What is asked, one by one: what tells it from others (None if it is drawn), its prompt, and
+    the beginnings of continuations that are computed behind it, shortest first.
     """
     prompt = asked.prompt_ids
     assert prompt is not None
@@ -138,8 +140,9 @@ def _parts(
         if start < len(prompt):
             rest = (prompt[start:],)
             yield ("score", prompt[:start], rest), prompt[:start], _inner(prompt[:start], rest)
+    key = ("generate", prompt, asked.options) if asked.is_shareable else None
     for _ in range(asked.num_samples):
-        yield ("generate", prompt, asked.options), prompt, []
+        yield key, prompt, []
 
 
 def _inner(
