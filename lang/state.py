@@ -172,10 +172,10 @@ class State:
         ``prompt_tokens = cached_tokens + prefilled_tokens`` and ``completion_tokens =
         decoded_tokens + forced_tokens + shared_tokens``, ``milliseconds`` and parts of them,
         ``finish_reason``. For `gen` also ``stop_reason``, ``token_ids`` and, if asked for,
-        ``logprobs`` and ``prompt_logprobs`` (of its prompt, from the position asked for), each a tuple of
-        `TokenLogprob`, and the same as SGLang has it, in entries of (log-probability, id, text):
-        ``output_token_logprobs``, ``output_top_logprobs``, ``input_token_logprobs``. For `select`
-        ``probabilities``, ``log_likelihoods``, ``scores``, ``method``, ``token_ids`` and
+        ``logprobs`` and ``prompt_logprobs`` (of its prompt, from the position asked for), each a
+        tuple of `TokenLogprob`, and the same as SGLang has it, in entries of (log-probability, id,
+        text): ``output_token_logprobs``, ``output_top_logprobs``, ``input_token_logprobs``. For
+        `select` ``probabilities``, ``log_likelihoods``, ``scores``, ``method``, ``token_ids`` and
         ``token_logprobs``, each by option. After ``run(..., explain=True)`` also ``prompt``: its
         tokens in stretches, each cached or with the reason why it was not.
         """
