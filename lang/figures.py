@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 class Figures:
     """Tokens and time of one primitive that set a variable.
 
-    `prefilled` and `cached` tokens make up its prompt, `forced` and `decoded` ones what came out.
+    `prefilled` and `cached` tokens make up its prompt, `forced` and `decoded` ones what came out;
+    or `shared` ones, which were made for an equal request of the same batch.
     A variable that a join gathered has one of these for each branch, labelled ``name[0]`` and so
     on.
     """
@@ -25,6 +26,7 @@ class Figures:
     forced: int
     decoded: int
     milliseconds: float
+    shared: int = 0
 
 
 def figures_of(state: State) -> list[Figures]:
@@ -37,6 +39,7 @@ def figures_of(state: State) -> list[Figures]:
             forced=meta["forced_tokens"],
             decoded=meta["decoded_tokens"],
             milliseconds=meta["milliseconds"],
+            shared=meta["shared_tokens"],
         )
         for label, meta in _primitives(state)
     ]
@@ -48,20 +51,22 @@ def print_figures(state: State, file: IO[str] | None = None) -> None:
     from rich.table import Table
 
     table = Table("primitive", title="What each primitive cost, in tokens")
-    for column in ("prefilled", "cached", "forced", "decoded", "ms"):
+    usage = state.usage()
+    shared = ("shared",) if usage.shared_tokens else ()
+    for column in ("prefilled", "cached", "forced", "decoded", *shared, "ms"):
         table.add_column(column, justify="right")
     for row in figures_of(state):
-        counts = (row.prefilled, row.cached, row.forced, row.decoded)
-        table.add_row(row.label, *map(str, counts), f"{row.milliseconds:.0f}")
+        counts = (row.prefilled, row.cached, row.forced, row.decoded, row.shared)
+        table.add_row(row.label, *map(str, counts[: 4 + len(shared)]), f"{row.milliseconds:.0f}")
     table.add_section()
-    usage = state.usage()
     total = (
         usage.prefilled_tokens,
         usage.cached_tokens,
         usage.forced_tokens,
         usage.decoded_tokens,
+        usage.shared_tokens,
     )
-    table.add_row("all", *map(str, total), "")
+    table.add_row("all", *map(str, total[: 4 + len(shared)]), "")
     Console(file=file).print(table)
 
 

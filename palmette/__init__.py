@@ -72,6 +72,8 @@ from palmette.lang.builders import (
 from palmette.lang.choices import ChoicesDecision, ChoicesMethod, ChoicesSamplingMethod
 from palmette.lang.function import Function, function
 from palmette.lang.global_config import global_config
+from palmette.lang.planning.outline import Outline
+from palmette.lang.planning.plan import BatchPlan
 from palmette.lang.state import State
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ __all__ = [
     "Anthropic",
     "BackendNotSet",
     "BatchInterrupted",
+    "BatchPlan",
     "Branches",
     "ByteTokenizer",
     "ChoicesDecision",
@@ -96,6 +99,7 @@ __all__ = [
     "InvalidRequest",
     "ModelError",
     "OpenAI",
+    "Outline",
     "PalmetteError",
     "PrimitiveFailed",
     "ProgramCancelled",

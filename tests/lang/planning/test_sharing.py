@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
@@ -80,7 +81,11 @@ def test_the_usage_says_who_computed_and_who_shared() -> None:
     alone = ask.run("tea", backend=ScriptedBackend("abc"), temperature=0).usage()
     assert sum(usage.prefilled_tokens for usage in usages) == alone.prefilled_tokens
     assert sum(usage.decoded_tokens for usage in usages) == alone.decoded_tokens
-    assert states[0].meta("a")["shared_tokens"] in (0, 4)
+    shown = io.StringIO()
+    for state in states:
+        assert {row.shared for row in state.figures()} == {0, state.usage().shared_tokens}
+        state.print_figures(shown)
+    assert shown.getvalue().count("shared") == 2
 
 
 def test_other_options_and_other_constraints_are_other_requests() -> None:
@@ -219,8 +224,6 @@ def test_an_error_reaches_all_that_wait_and_is_not_kept() -> None:
         except PrimitiveFailed:
             if not again:
                 raise
-        other = ask.func
-        assert other is not None
 
     states = program.run_batch(
         [[False], [False]], backend=repeating(answer), on_error="return", num_threads=2
