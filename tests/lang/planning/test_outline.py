@@ -15,7 +15,6 @@ from typing import Any, Literal
 import pytest
 
 import palmette as pm
-from examples import few_shot_eval, json_extract, quickstart, react_agent, tree_of_thought
 from palmette.errors import ProgramError
 from palmette.lang.planning.outline import (
     Appends,
@@ -115,51 +114,6 @@ def test_roles_belong_to_the_prefix_and_stand_in_the_outline() -> None:
         "user",
     ]
     assert program.trace().prefix_text == "Sort."
-
-
-def test_the_quickstart_is_known_in_whole() -> None:
-    outline = quickstart.triage.trace()
-    assert outline.is_complete
-    assert outline.fork_widths == [3]
-    assert [step.describe() for step in outline.requests] == [
-        "select('team', 3 choices)",
-        "gen('record', Record, by json_schema, max_tokens=60)",
-        *3 * ["gen('note', max_tokens=24)"],
-    ]
-    assert outline.variables == {"team": "choice", "record": "Record", "note": "list of 3: text"}
-
-
-def test_an_agent_is_known_up_to_where_it_goes_by_its_action() -> None:
-    outline = react_agent.agent.trace(question="How much?")
-    assert ends_at(outline, react_agent.agent, "== FINISH")
-    assert outline.why == "what comes next depends on s['action']: whether it is true"
-    assert shape(outline.steps)[1:] == [
-        *("Thought:", "gen thought", "\nAction: ", "select action", "["),
-    ]
-
-
-def test_a_tree_of_thought_is_known_up_to_where_thoughts_are_compared() -> None:
-    outline = tree_of_thought.search.trace(numbers=[2, 5, 7], width=6, beam=4)
-    assert ends_at(outline, tree_of_thought.search, 'branch["step"]: branch')
-    assert outline.fork_widths == [6]
-    (fork,) = (step for step in outline.steps if isinstance(step, Forks))
-    assert shape(fork.branches[5]) == ["select step", " - ", "select verdict", "\n"]
-    assert "branches 0 to 5, all alike" in str(outline)
-
-
-@pytest.mark.parametrize("program", [json_extract.extract, few_shot_eval.classify])
-def test_examples_with_all_arguments_are_complete(program: pm.Function) -> None:
-    rows = few_shot_eval.read_rows()[:2]
-    given = {"solved": rows} if "solved" in program.arg_names else {}
-    outline = program.trace(**given)
-    assert outline.is_complete
-    assert len(outline.depends_on("text")) == 1
-
-
-def test_what_an_unknown_list_decides_is_said() -> None:
-    outline = few_shot_eval.classify.trace()
-    assert ends_at(outline, few_shot_eval.classify, "for row in solved")
-    assert outline.why == "what comes next depends on solved: how many items it has"
 
 
 def test_forks_within_forks_and_both_joins() -> None:
@@ -493,11 +447,30 @@ def test_options_of_a_run_count() -> None:
 
 
 def test_an_outline_can_be_looked_at() -> None:
-    outline = quickstart.triage.trace(backend=pm.ScriptedBackend("ok"))
-    text = str(outline)
-    assert text.startswith(f"triage: constant prefix of {len(outline.prefix_ids or ())} tokens, ")
-    assert re.search(r"select\('team', 3 choices\) +\[quickstart.py:\d+\]", text)
+    @pm.function
+    def program(s: pm.State, x: str) -> None:
+        s += pm.user(x)
+        branches = s.fork(3)
+        branches += "Note: " + pm.gen("note", max_tokens=7)
+        if x:
+            s += "!"
+
+    outline = program.trace(backend=pm.ScriptedBackend("ok"))
+    assert (
+        str(outline)
+        == f"""\
+program: constant prefix of 6 tokens, 17 characters
+  message of user  [test_outline.py:{line(program, "user(x)")}]
+  text '⟨x⟩'  [test_outline.py:{line(program, "user(x)")}]
+  end of the message of user  [test_outline.py:{line(program, "user(x)")}]
+  fork(3)  [test_outline.py:{line(program, "fork(3)")}]
+    branches 0 to 2, all alike
+      text 'Note: '  [test_outline.py:{line(program, "Note")}]
+      gen('note', max_tokens=7)  [test_outline.py:{line(program, "Note")}]
+  not known from test_outline.py:{line(program, "if x")} on: \
+what comes next depends on x: whether it is true"""
+    )
     shown = io.StringIO()
     outline.show(shown)
-    assert "fork(3)" in shown.getvalue()
-    assert "not known from react_agent.py:" in str(react_agent.agent.trace())
+    assert "└── gen('note', max_tokens=7)" in shown.getvalue()
+    assert "not known from test_outline.py" in shown.getvalue()

@@ -1,0 +1,63 @@
+"""Outlines of the examples, which need no model."""
+
+from __future__ import annotations
+
+import pytest
+
+from palmette.lang.planning.outline import Forks
+from tests.examples.conftest import LoadExample
+from tests.lang.planning.test_outline import ends_at, shape
+
+
+def test_the_quickstart_is_known_in_whole(load_example: LoadExample) -> None:
+    quickstart = load_example("quickstart")
+    outline = quickstart.triage.trace()
+    assert outline.is_complete
+    assert outline.fork_widths == [3]
+    assert [step.describe() for step in outline.requests] == [
+        "select('team', 3 choices)",
+        "gen('record', Record, by json_schema, max_tokens=60)",
+        *3 * ["gen('note', max_tokens=24)"],
+    ]
+    assert outline.variables == {"team": "choice", "record": "Record", "note": "list of 3: text"}
+
+
+def test_an_agent_is_known_up_to_where_it_goes_by_its_action(load_example: LoadExample) -> None:
+    react_agent = load_example("react_agent")
+    outline = react_agent.agent.trace(question="How much?")
+    assert ends_at(outline, react_agent.agent, "== FINISH")
+    assert outline.why == "what comes next depends on s['action']: whether it is true"
+    assert shape(outline.steps)[1:] == [
+        *("Thought:", "gen thought", "\nAction: ", "select action", "["),
+    ]
+
+
+def test_a_tree_of_thought_is_known_up_to_where_thoughts_are_compared(
+    load_example: LoadExample,
+) -> None:
+    tree_of_thought = load_example("tree_of_thought")
+    outline = tree_of_thought.search.trace(numbers=[2, 5, 7], width=6, beam=4)
+    assert ends_at(outline, tree_of_thought.search, 'branch["step"]: branch')
+    assert outline.fork_widths == [6]
+    (fork,) = (step for step in outline.steps if isinstance(step, Forks))
+    assert shape(fork.branches[5]) == ["select step", " - ", "select verdict", "\n"]
+    assert "branches 0 to 5, all alike" in str(outline)
+
+
+@pytest.mark.parametrize("name", ["json_extract.extract", "few_shot_eval.classify"])
+def test_examples_with_all_arguments_but_one_are_complete(
+    name: str, load_example: LoadExample
+) -> None:
+    module, _, function = name.partition(".")
+    example = load_example(module)
+    given = {"solved": example.read_rows()[:2]} if module == "few_shot_eval" else {}
+    outline = getattr(example, function).trace(**given)
+    assert outline.is_complete
+    assert len(outline.depends_on("text")) == 1
+
+
+def test_what_an_unknown_list_decides_is_said(load_example: LoadExample) -> None:
+    few_shot_eval = load_example("few_shot_eval")
+    outline = few_shot_eval.classify.trace()
+    assert ends_at(outline, few_shot_eval.classify, "for row in solved")
+    assert outline.why == "what comes next depends on solved: how many items it has"
