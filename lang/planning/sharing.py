@@ -33,7 +33,8 @@ from palmette.protocol import (
     Usage,
 )
 
-# Answers that are over are kept for requests to come, as long as they have no more tokens together.
+# Answers that are over are kept for requests to come, as long as they have no more tokens together,
+# those that only have their log-probabilities there included.
 _MAX_KEPT_TOKENS = 1 << 20
 
 
@@ -196,11 +197,11 @@ class SharingBackend:
         events = cast(Any, self._backend.generate(request))
         async with aclosing(events):
             async for event in events:
-                answer.add(event, len(event.token_ids))
+                answer.add(event, len(event.token_ids) * (1 + (request.sampling.logprobs or 0)))
 
     async def _ask_score(self, answer: _Answer, request: ScoreRequest) -> None:
         result = await self._backend.score(request)
-        answer.add(result, sum(map(len, result.logprobs)))
+        answer.add(result, sum(map(len, result.logprobs)) * (1 + request.num_top))
 
     async def _abort(self, key: Hashable, answer: _Answer) -> None:
         self._drop(key, answer)

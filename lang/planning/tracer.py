@@ -402,6 +402,7 @@ class _TracedBranch(Branch):
         self.number = number  # of the run in the trace
         self.transcript = _TracedTranscript(run.backend.tokenizer)
         self.changed = _TracedSignal(self)
+        self.text_changed = _TracedSignal(self, is_stream=True)
         self._joined: int | None = None
 
     def submit(self, operations: Sequence[Operation], slots: dict[str, Slot]) -> None:
@@ -626,9 +627,10 @@ class _TracedTranscript(Transcript):
 class _TracedSignal(Signal):
     """Tells the tracer of everybody who waits for the branch."""
 
-    def __init__(self, branch: _TracedBranch) -> None:
+    def __init__(self, branch: _TracedBranch, *, is_stream: bool = False) -> None:
         super().__init__(branch.run.lock)
         self._tracer, self._path = branch.tracer, branch.path
+        self._is_stream = is_stream
 
     def poll(self, check: Callable[[], T | None]) -> T | None:
         self._note(check)
@@ -643,6 +645,8 @@ class _TracedSignal(Signal):
         return await super().wait_async(check)
 
     def _note(self, check: object) -> None:
+        if self._is_stream:
+            self._tracer.assume("a text that is streamed is taken to come in one piece")
         if not isinstance(check, partial):  # that looks for the variable, and does not wait
             self._tracer.note_read(self._path)
 

@@ -9,13 +9,16 @@ import itertools
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given, settings
 
 import palmette as pm
 from palmette.errors import ProgramError
+from palmette.lang.backends.scripted import ByteTokenizer
 from palmette.lang.planning.outline import (
     Appends,
     Cancels,
@@ -27,6 +30,7 @@ from palmette.lang.planning.outline import (
     Selects,
     Step,
 )
+from tests.lang.test_accounting import PROGRAMS, TOKENS, execute
 
 
 def shape(steps: tuple[Step, ...]) -> list[Any]:
@@ -428,6 +432,41 @@ def test_first_k_takes_the_first_ones_and_says_so() -> None:
     assert outline.variables == {"x": "list of 2: text"}
     assert any("first ones win" in note for note in outline.notes)
     assert sum(isinstance(step, Cancels) for step in outline.walk()) == 1
+
+
+def test_a_stream_comes_in_one_piece_and_a_note_says_so() -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += pm.gen("x", max_tokens=3)
+        for piece in s.text_iter("x"):
+            s += f"[{piece}]"
+
+    outline = program.trace()
+    assert shape(outline.steps) == ["gen x", "[⟨s['x']⟩]"]
+    assert outline.notes == ("a text that is streamed is taken to come in one piece",)
+
+
+@given(steps=PROGRAMS)
+@settings(max_examples=60)
+def test_random_programs_ask_what_their_outlines_say(steps: tuple[object, ...]) -> None:
+    tokenizer = ByteTokenizer(TOKENS, prefix="<|bos|>")
+    backend = pm.ScriptedBackend("q", tokenizer=tokenizer)
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p"
+        execute(s, steps, [], waits=False)
+
+    outline = program.trace(backend=backend)
+    assert outline.is_complete
+    program.run(backend=backend)
+    asked = [*backend.requests, *backend.score_requests]
+    said = [
+        each for each in outline.requests if not isinstance(each, Selects) or len(each.choices) > 1
+    ]
+    assert len(said) == len(asked)
+    known = Counter(each.prompt_ids for each in said if each.prompt_ids is not None)
+    assert known <= Counter(each.token_ids for each in asked)
 
 
 def test_options_of_a_run_count() -> None:
