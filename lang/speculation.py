@@ -15,17 +15,8 @@ from typing import TYPE_CHECKING
 
 from palmette.errors import RemoteError
 from palmette.lang.backends.conversation import without_begun_text
-from palmette.protocol import (
-    ChatTemplate,
-    FinishReason,
-    Request,
-    SamplingParams,
-    ScoreRequest,
-    ScoreResult,
-    TokenEvent,
-    Tokenizer,
-    Usage,
-)
+from palmette.lang.wrapping import Wrapping
+from palmette.protocol import FinishReason, Request, TokenEvent, Usage
 
 if TYPE_CHECKING:
     from palmette.lang.backends.remote import AnyRemoteBackend
@@ -76,7 +67,7 @@ def cut(rest: bytes, stops: Sequence[str], *, is_whole: bool, is_fresh: bool) ->
     return Answer(rest, FinishReason.LENGTH) if is_fresh else None
 
 
-class Speculating:
+class Speculating(Wrapping["AnyRemoteBackend"]):
     """A backend for one run of a program: `backend`, asked for up to `num_tokens` in a call.
 
     It answers `gen`s that end at a stop string and have no constraint; all others are asked of
@@ -86,38 +77,9 @@ class Speculating:
     """
 
     def __init__(self, backend: AnyRemoteBackend, num_tokens: int) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._num_tokens = num_tokens
         self._written: list[Written] = []
-
-    @property
-    def model_name(self) -> str:
-        return self._backend.model_name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._backend.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._backend.chat_template
-
-    @property
-    def default_sampling(self) -> SamplingParams:
-        return self._backend.default_sampling
-
-    @property
-    def max_context(self) -> int:
-        return self._backend.max_context
-
-    async def score(self, request: ScoreRequest) -> ScoreResult:
-        return await self._backend.score(request)
-
-    def flush_cache(self) -> None:
-        self._backend.flush_cache()
-
-    def close(self) -> None:
-        self._backend.close()
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """In one piece, where it is answered here."""

@@ -18,18 +18,16 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, cast
 
+from palmette.lang.wrapping import Wrapping
 from palmette.protocol import (
-    ChatTemplate,
     Outlook,
     ProgramListener,
     Repeatable,
     Request,
-    SamplingParams,
     ScoreRequest,
     ScoreResult,
     TokenBackend,
     TokenEvent,
-    Tokenizer,
     Usage,
 )
 
@@ -49,7 +47,7 @@ def sharing_on(backend: TokenBackend) -> SharingBackend | None:
     )
 
 
-class SharingBackend:
+class SharingBackend(Wrapping[TokenBackend]):
     """`backend`, asked once for what several programs ask alike.
 
     What was computed counts in the usage of one of those that got the answer; in that of the others
@@ -59,37 +57,14 @@ class SharingBackend:
     """
 
     def __init__(self, backend: TokenBackend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
         self._num_kept_tokens = 0
-
-    @property
-    def model_name(self) -> str:
-        return self._backend.model_name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._backend.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._backend.chat_template
-
-    @property
-    def default_sampling(self) -> SamplingParams:
-        return self._backend.default_sampling
-
-    @property
-    def max_context(self) -> int:
-        return self._backend.max_context
 
     def flush_cache(self) -> None:
         """Drop every cached prefix, and the answers that are over."""
         self._backend.flush_cache()
         self.forget()
-
-    def close(self) -> None:
-        self._backend.close()
 
     def forget(self) -> None:
         """Keep no answers any longer: the batch is over."""
