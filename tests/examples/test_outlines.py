@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from palmette.lang.planning.outline import Forks
 from tests.examples.conftest import LoadExample
 from tests.lang.planning.test_outline import ends_at, shape
@@ -44,14 +42,8 @@ def test_a_tree_of_thought_is_known_up_to_where_thoughts_are_compared(
     assert "branches 0 to 5, all alike" in str(outline)
 
 
-@pytest.mark.parametrize("name", ["json_extract.extract", "few_shot_eval.classify"])
-def test_examples_with_all_arguments_but_one_are_complete(
-    name: str, load_example: LoadExample
-) -> None:
-    module, _, function = name.partition(".")
-    example = load_example(module)
-    given = {"solved": example.read_rows()[:2]} if module == "few_shot_eval" else {}
-    outline = getattr(example, function).trace(**given)
+def test_an_extraction_is_known_in_whole(load_example: LoadExample) -> None:
+    outline = load_example("json_extract").extract.trace()
     assert outline.is_complete
     assert len(outline.depends_on("text")) == 1
 
