@@ -46,10 +46,3 @@ def test_an_extraction_is_known_in_whole(load_example: LoadExample) -> None:
     outline = load_example("json_extract").extract.trace()
     assert outline.is_complete
     assert len(outline.depends_on("text")) == 1
-
-
-def test_what_an_unknown_list_decides_is_said(load_example: LoadExample) -> None:
-    few_shot_eval = load_example("few_shot_eval")
-    outline = few_shot_eval.classify.trace()
-    assert ends_at(outline, few_shot_eval.classify, "for row in solved")
-    assert outline.why == "what comes next depends on solved: how many items it has"

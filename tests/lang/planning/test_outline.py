@@ -120,6 +120,20 @@ def test_roles_belong_to_the_prefix_and_stand_in_the_outline() -> None:
     assert program.trace().prefix_text == "Sort."
 
 
+def test_what_an_unknown_list_decides_is_said() -> None:
+    @pm.function
+    def program(s: pm.State, solved: list[str], text: str) -> None:
+        s += "Solved: "
+        for each in solved:
+            s += each
+        s += text + pm.gen("x")
+
+    outline = program.trace(text="a")
+    assert ends_at(outline, program, "for each in solved")
+    assert outline.why == "what comes next depends on solved: how many items it has"
+    assert program.trace(solved=["a", "b"]).is_complete
+
+
 def test_forks_within_forks_and_both_joins() -> None:
     @pm.function
     def program(s: pm.State) -> None:
