@@ -4,6 +4,7 @@ of a character, so that where a text is cut makes a difference.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -53,6 +54,12 @@ def tokenizer(*, add_bos: bool = False) -> LoadedTokenizer:
         stop_token_ids=[end],
         chat_template=ChatTemplateSource(TEMPLATE),
     )
+
+
+def spelled(token_ids: Iterable[int]) -> str:
+    """The text of what was generated: a control token that the model writes has none."""
+    table = tokenizer().all_token_bytes()
+    return b"".join(table[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
 
 def bpe_engine(*, seed: int = 0, add_bos: bool = False, **options: Unpack[EngineOptions]) -> Engine:
