@@ -385,7 +385,8 @@ class Program:
 def test_prompt_tokens_computed_are_those_that_are_new_cold_and_warm(
     steps: tuple[Any, ...],
 ) -> None:
-    with Watched() as backend:
+    # A guess that was right at the very end of a text is computed once more with what follows.
+    with Watched(max_guesses=0) as backend:
         first = Program(backend, steps, waits=True)
         first.run()
         again = Program(backend, steps, waits=True)

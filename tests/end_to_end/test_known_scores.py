@@ -53,7 +53,6 @@ def test_scoring_a_cached_text_computes_one_token(page_size: int, length: int) -
 
 
 @EVERY_PAGE_SIZE
-@EVERY_PAGE_SIZE
 @pytest.mark.parametrize("length", [2, 17, 100])
 def test_scores_of_what_was_computed_without_them_are_kept_beside_it(
     page_size: int, length: int
