@@ -324,6 +324,8 @@ class Generate(Operation):
                     grant.num_used = event.usage.completion_tokens
                 if event.finish_reason is None:
                     continue
+                if is_part:
+                    branch.transcript.end_generation()
                 if event.error is not None:
                     raise event.error
                 if event.finish_reason is FinishReason.ABORT:

@@ -42,6 +42,16 @@ class Generated:
     text: str = ""
 
 
+@dataclass(slots=True)
+class Healing:
+    """Text that ids are drawn for anew: it lies from `start` on, and had `token_ids` before."""
+
+    text: str
+    start: int
+    token_ids: list[int]
+    has_begun: bool = False
+
+
 class Transcript:
     """Ids, text and messages of one branch. Not thread-safe: one coroutine appends to it."""
 
@@ -58,7 +68,7 @@ class Transcript:
         # What was added since the copy, if it is one: constants, and what was generated.
         self._additions: list[Constant | Generated] = []
         self._num_fixed = 0  # of the pending pieces: these are not taken back
-        self._healed: tuple[int, str] | None = None  # how many ids the next ones replace, of what
+        self._healing: Healing | None = None  # of what is being generated
         self._is_copy = False
         self._begun_role: str | None = None
         self._num_begun_messages = 0
@@ -149,9 +159,10 @@ class Transcript:
         num_taken = index.num_to_take_back(tokens, len(loose.encode()))
         if not num_taken:
             return token_ids, ""
-        healed = self._tokenizer.decode(token_ids[-num_taken:])
-        self._healed = num_taken, healed
-        return token_ids[:-num_taken], healed
+        start = len(token_ids) - num_taken
+        taken = token_ids[start:]
+        self._healing = Healing(self._tokenizer.decode(taken), start, list(taken))
+        return token_ids[:start], self._healing.text
 
     def peek(self) -> tuple[int, ...]:
         """What `commit` would return, without doing it."""
@@ -160,12 +171,25 @@ class Transcript:
     def extend(self, token_ids: Sequence[int], text: str) -> None:
         """Add what the model generated. Nothing may be pending."""
         assert not self._pending
-        healed = ""
-        if self._healed is not None and token_ids:
-            num_replaced, healed = self._healed
-            self._healed = None
-            del self._token_ids[-num_replaced:]
+        healed, healing = "", self._healing
+        if healing is not None and token_ids and not healing.has_begun:
+            healing.has_begun = True
+            healed = healing.text
+            del self._token_ids[healing.start :]
         self._add_generated(Generated(healed, list(token_ids), text))
+
+    def end_generation(self) -> None:
+        """No more is generated. Healed text that was not drawn to its end, since a stop token came
+        before, has the ids again that it had.
+        """
+        healing, self._healing = self._healing, None
+        if healing is None or not healing.has_begun:
+            return
+        drawn = b"".join(map(self._tokenizer.token_bytes, self._token_ids[healing.start :]))
+        if len(drawn) < len(healing.text.encode()):
+            self._token_ids[healing.start :] = healing.token_ids
+            if self._is_copy:
+                self._additions.pop()
 
     def append_option(self, option: str) -> str:
         """Add the only option of a select: a constant that is taken literally."""

@@ -4,6 +4,7 @@ out here over the ids that were asked for, and the ids stand for the text.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import aclosing
@@ -27,7 +28,6 @@ from palmette.radix_cache import invariants
 from palmette.runtime.async_engine import AsyncEngine
 from palmette.runtime.engine import Engine
 from palmette.runtime.scheduler import PlannedWork
-from palmette.runtime.scoring import score_paths
 from tests.end_to_end.tiny_bpe import bpe_engine, tokenizer
 
 Ids = tuple[int, ...]
@@ -110,7 +110,8 @@ class Watched:
     def note_aborted(self) -> None:
         """What was aborted before this is over."""
         self.engine.stats()  # which is answered between two steps
-        self.log[-1].ended_at = self.num_computed
+        for asked in self.log[-1:]:
+            asked.ended_at = self.num_computed
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         asked = Asked(request)
@@ -144,8 +145,10 @@ class Form:
         self.known: set[Ids] = set()
         self.scored: set[Ids] = set()
 
-    def prefilled(self, asked: Asked) -> int:
-        """Tokens of the request's prompt that are computed for it."""
+    def prefilled(self, asked: Asked) -> set[int]:
+        """How many tokens of the request's prompt are computed for it; of a score with several
+        options one of these numbers, since in which order they come is the engine's affair.
+        """
         request = asked.request
         if isinstance(request, ScoreRequest):
             return self._of_score(request)
@@ -161,9 +164,9 @@ class Form:
         self.known |= made
         if request.sampling.logprobs is not None:
             self.scored |= made
-        return max(1, num_new)  # the last one in any case, for its logits
+        return {max(1, num_new)}  # the last one in any case, for its logits
 
-    def _of_score(self, request: ScoreRequest) -> int:
+    def _of_score(self, request: ScoreRequest) -> set[int]:
         prompt = request.token_ids
         asked_at: dict[Ids, set[int]] = {}
         for ids in request.continuations:
@@ -174,21 +177,29 @@ class Form:
             for node, ids in asked_at.items()
             if any((*node, token_id) not in self.scored & self.known for token_id in ids)
         }
+        ends = [end for end in asked_at if not any(is_begun_by(other, end) for other in asked_at)]
+        # Whichever comes first is asked for what they share.
+        counts = {self._of_paths(order, wanted) for order in itertools.permutations(ends)}
+        self.known |= set().union(*map(beginnings, ends))
+        self.scored |= {node for node in asked_at if node[:-1] in asked_at}
+        return counts
+
+    def _of_paths(self, paths: SequenceOf[Ids], wanted: set[Ids]) -> int:
+        """From the first place on after which a probability is wanted that nobody has found, or
+        from where nothing is there; each token once.
+        """
         counted: set[Ids] = set()
-        for path in score_paths(request.continuations):
-            whole = (*prompt, *path.tokens)
-            # From the first place on after which a probability is wanted and nobody found it yet,
-            # or from where nothing is there.
-            firsts = [len(node) for node in beginnings(whole) & wanted]
-            start = min([*firsts, len(whole)])
-            wanted -= beginnings(whole)
-            new = {ids for ids in beginnings(whole) if len(ids) >= start or ids not in self.known}
-            counted |= new
-            self.known |= beginnings(whole)
-            self.scored |= {
-                ids for ids in beginnings(whole) if ids[:-1] in asked_at and ids in asked_at
-            }
+        known = self.known
+        for path in paths:
+            nodes = beginnings(path)
+            start = min((len(node) for node in nodes & wanted), default=len(path))
+            counted |= {node for node in nodes if len(node) >= start or node not in known}
+            wanted, known = wanted - nodes, known | nodes
         return len(counted)
+
+
+def is_begun_by(longer: Ids, ids: Ids) -> bool:
+    return len(longer) > len(ids) and longer[: len(ids)] == ids
 
 
 def beginnings(ids: Ids) -> set[Ids]:
@@ -245,9 +256,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A branch that is cancelled once it has said something."""
+    """A branch that is cancelled once it has said something, or comes to a timeout."""
 
     text: str
+    timeout: float | None
 
 
 TEXT = st.lists(
@@ -286,7 +298,7 @@ LEAVES = st.one_of(
         st.lists(PLAIN.filter(bool), min_size=1, max_size=3, unique=True).map(tuple),
         st.sampled_from([each.value for each in pm.ChoicesMethod]),
     ),
-    st.builds(Dropped, PLAIN),
+    st.builds(Dropped, PLAIN, st.sampled_from([None, None, 0.01])),
 )
 STEPS = st.lists(LEAVES, max_size=4).map(tuple)
 MESSAGES = st.builds(Chat, st.sampled_from(["system", "user", "assistant"]), STEPS)
@@ -349,11 +361,12 @@ class Program:
             with s.var_scope("scope"):
                 self.execute(s, step.inner)
         elif isinstance(step, Dropped):
-            (branch,) = s.fork(1)
+            (branch,) = s.fork(1, timeout=step.timeout)
             branch += step.text + pm.gen("dropped", max_tokens=400)
-            if self.waits:
-                next(iter(branch.text_iter("dropped")), None)
-            branch.cancel()
+            if step.timeout is None:
+                if self.waits:
+                    next(iter(branch.text_iter("dropped")), None)
+                branch.cancel()
             branch.error()
             if self.waits:
                 self.backend.note_aborted()
@@ -393,10 +406,12 @@ def check_accounting(steps: tuple[Any, ...], page_size: int) -> None:
             expected, usage = form.prefilled(asked), asked.usage
             if usage is None:
                 continue
-            more = usage.prefilled_tokens - expected
-            # Of last pages that begin alike, each has the probabilities that were found there.
-            is_score = isinstance(asked.request, ScoreRequest)
-            assert 0 <= more < (page_size if is_score else 1), asked
+            if isinstance(asked.request, ScoreRequest):
+                # Of last pages that begin alike, each has the probabilities that were found there.
+                more = usage.prefilled_tokens - min(expected)
+                assert 0 <= more <= max(expected) - min(expected) + page_size - 1, asked
+            else:
+                assert {usage.prefilled_tokens} == expected, asked
             assert usage.prompt_tokens == usage.cached_tokens + usage.prefilled_tokens
             assert usage.completion_tokens == usage.decoded_tokens + usage.forced_tokens
             assert usage.recomputed_tokens == usage.num_preemptions == 0

@@ -71,7 +71,7 @@ def best_tokens(ids: tuple[int, ...], healed: bytes, count: int) -> list[int]:
     return out
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=PROMPTS)
 def test_greedy_tokens_over_the_boundary_are_those_that_the_model_prefers(
     engine: AsyncEngine, prompt: str
@@ -228,6 +228,22 @@ def test_a_stop_string_inside_the_first_token_leaves_the_healed_text(engine: Asy
             ids = [token_id for event in events for token_id in event.token_ids]
             assert spelled(ids) == ":"
             assert events[-1].stop_reason == "//"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stop_tokens_end_the_text_wherever_they_are_drawn(engine: AsyncEngine, seed: int) -> None:
+    for prompt in ("http:", "so th", "is ab"):
+        for stop in (":", "://", " th", "h", "a", "b", "abc"):
+            state = go_on.run(
+                prompt,
+                stop_token_ids=TOKENS.encode(stop),
+                max_tokens=6,
+                temperature=2,
+                seed=seed,
+                backend=engine,
+            )
+            assert state.text() == prompt + state["x"]
+            assert spelled(state.token_ids()) == state.text()
 
 
 def test_a_stream_has_only_what_follows(engine: AsyncEngine) -> None:

@@ -20,7 +20,7 @@ from palmette.runtime.async_engine import AsyncEngine
 from tests.end_to_end.tiny_bpe import async_engine, next_logprobs, tokenizer
 
 TOKENS = tokenizer()
-ON_ENGINES = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ON_ENGINES = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Pieces that merge with what stands beside them, or share bytes of a character.
 PIECES = ["a", "b", "ab", "c", " a", " th", "e", "n", " ", ":", "//", "http", "é", "🐈", "🐕", '"']
 TEXT = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
@@ -255,7 +255,7 @@ def test_forks_and_batches_have_the_same_probabilities(engine: AsyncEngine) -> N
 
 
 @pytest.mark.parametrize("rule", [each.value for each in pm.ChoicesMethod])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=TEXT, options=OPTIONS)
 def test_every_rule_picks_what_its_brute_force_picks(
     engine: AsyncEngine, rule: str, prompt: str, options: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import palmette as pm
 from palmette.errors import InvalidRequest, PrimitiveFailed, UnsupportedFeature
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
 from palmette.lang.healing import TokenIndex, index_of
-from palmette.protocol import Request
+from palmette.protocol import FinishReason, Request, TokenEvent, Usage
 
 TOKENS = ["://", "http", " a", " an", "ab", "abcd", "\n\n", "é", "🐈".encode()[1:3]]
 TOKENIZER = ByteTokenizer(TOKENS)
@@ -320,6 +321,44 @@ def test_a_failed_generation_leaves_the_constant_as_it_was() -> None:
         return branches[0]._branch.transcript.peek()
 
     assert program.run(backend=backend, boundary="heal").ret_value == tuple(b"http:")
+
+
+@pytest.mark.parametrize("stop", ["b", "c"])
+def test_a_stop_token_within_the_healed_text_leaves_the_constant_its_ids(stop: str) -> None:
+    tokens = ByteTokenizer(["abcd", "bc"])
+    backend = ScriptedBackend(tokenizer=tokens)
+
+    async def spelled_in_bytes(request: Request) -> Any:
+        for token_id in itertools.takewhile(lambda token_id: token_id != ord(stop), b"abc"):
+            yield event_of(request, (token_id,))
+        yield event_of(request, (), last=True)
+
+    backend.generate = spelled_in_bytes  # type: ignore[method-assign, assignment]
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        with s.copy() as branch:
+            branch += "xabc" + pm.gen("x", stop_token_ids=[ord(stop)])
+            branch.sync()
+            assert branch.token_ids() == tuple(tokens.encode("xabc"))
+            assert branch.text() == "xabc"
+        branches = s.fork(1)
+        branches += "xabc" + pm.gen("x", stop_token_ids=[ord(stop)]) + "!"
+        branches.join(mode="concate_and_append")
+
+    state = program.run(backend=backend, boundary="heal")
+    assert state.text() == "xabc!"
+    assert state.token_ids() == tuple(tokens.encode("xabc!"))
+
+
+def event_of(request: Request, token_ids: tuple[int, ...], *, last: bool = False) -> TokenEvent:
+    """Text that is all healed; what ends it is a stop token."""
+    return TokenEvent(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        finish_reason=FinishReason.STOP if last else None,
+        usage=Usage() if last else None,
+    )
 
 
 def test_what_is_no_boundary_or_has_none_is_refused() -> None:
