@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,25 @@ def test_greedy_tokens_over_the_boundary_are_those_that_the_model_prefers(
     assert spelled(state.token_ids()) == state.text() == prompt + state["x"]
     num_taken = len(TOKENS.encode(prompt)) - len(ids)
     assert len(made) == 4 + num_taken or meta["finish_reason"] == "stop"
+
+
+def test_the_small_model_goes_on_as_it_learned_to_where_it_is_healed(smollm2: Path) -> None:
+    """A border within a word, and a space at the end, lead it astray."""
+
+    @pm.function
+    def program(s: pm.State, prompt: str) -> None:
+        s += prompt + pm.gen("x", max_tokens=4, temperature=0)
+
+    with AsyncEngine(smollm2, dtype="float32", num_pages=64) as model:
+        for prompt, expected in (
+            ("Visit our website at http:", "//"),
+            ("The capital of France is ", "Paris"),
+            ("import numpy as n", "p\n"),
+        ):
+            exact = program.run(prompt, backend=model)["x"]
+            healed = program.run(prompt, backend=model, boundary="heal")["x"]
+            assert healed.startswith(expected)
+            assert not exact.startswith(expected)
 
 
 def test_a_url_goes_on_with_the_token_that_reaches_over_the_colon(engine: AsyncEngine) -> None:
