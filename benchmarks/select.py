@@ -2,7 +2,8 @@
 
 Questions of a few tokens behind a shared beginning, each with the same options. For every question
 in turn the options are scored: by one request, as `select` does it; by one request for each option,
-the next when the last is answered; and by one request for each, sent at once. The prefix cache is
+the next when the last is answered; and by one request for each, sent at once. Besides, all
+questions are sent at once, each by one request, as `run_batch` does. The prefix cache is
 on and holds the shared beginning before the clock starts; nothing of the questions is cached. The
 ways take turns, round by round. Without a prefix cache every prompt is computed in whole: that is
 measured on the first few questions, and told for as many as the others.
@@ -19,7 +20,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -83,23 +84,42 @@ def request_of(encoded: EncodedOptions, *options: int) -> ScoreRequest:
     )
 
 
-def by_select(engine: Engine, encoded: EncodedOptions) -> list[tuple[float, ...]]:
-    """Log-probabilities of each option's tokens, from one request."""
-    every = range(len(encoded.continuations))
-    return list(scores_of(engine, [request_of(encoded, *every)])[0].logprobs)
+# Of each question, each option: log-probabilities of its tokens.
+Found = list[list[tuple[float, ...]]]
+EVERY = range(len(OPTIONS))
 
 
-def one_by_one(engine: Engine, encoded: EncodedOptions) -> list[tuple[float, ...]]:
-    """The same from one request for each option, in turn."""
-    every = range(len(encoded.continuations))
-    return [scores_of(engine, [request_of(encoded, option)])[0].logprobs[0] for option in every]
+def by_select(engine: Engine, questions: Sequence[EncodedOptions]) -> Found:
+    """From one request for each question, in turn."""
+    return [all_at_once(engine, [encoded])[0] for encoded in questions]
 
 
-def at_once(engine: Engine, encoded: EncodedOptions) -> list[tuple[float, ...]]:
-    """The same from one request for each option, sent together."""
-    every = range(len(encoded.continuations))
-    results = scores_of(engine, [request_of(encoded, option) for option in every])
-    return [result.logprobs[0] for result in results]
+def all_at_once(engine: Engine, questions: Sequence[EncodedOptions]) -> Found:
+    """From one request for each question, sent together."""
+    requests = [
+        replace(request_of(encoded, *EVERY), request_id=f"question {number}")
+        for number, encoded in enumerate(questions)
+    ]
+    return [list(result.logprobs) for result in scores_of(engine, requests)]
+
+
+def one_by_one(engine: Engine, questions: Sequence[EncodedOptions]) -> Found:
+    """From one request for each option, in turn."""
+    return [
+        [scores_of(engine, [request_of(encoded, option)])[0].logprobs[0] for option in EVERY]
+        for encoded in questions
+    ]
+
+
+def together(engine: Engine, questions: Sequence[EncodedOptions]) -> Found:
+    """From one request for each option, those of a question sent together."""
+    return [
+        [
+            result.logprobs[0]
+            for result in scores_of(engine, [request_of(encoded, option) for option in EVERY])
+        ]
+        for encoded in questions
+    ]
 
 
 @dataclass
@@ -107,7 +127,7 @@ class Way:
     """How options are scored, and what its rounds took."""
 
     name: str
-    score: Callable[[Engine, EncodedOptions], list[tuple[float, ...]]]
+    score: Callable[[Engine, Sequence[EncodedOptions]], Found]
     engine: Engine
     seconds: list[float] = field(default_factory=list)
     steps: int = 0
@@ -123,7 +143,7 @@ class Way:
                 engine.step()
         before = engine.stats()
         start = time.perf_counter()
-        found = [self.score(engine, encoded) for encoded in questions]
+        found = self.score(engine, questions)
         self.seconds.append(time.perf_counter() - start)
         did = engine.stats().since(before)
         self.steps, self.computed = did.steps, did.computed_tokens
@@ -161,7 +181,8 @@ def measure(loaded: LoadedModel, tokenizer: EngineTokenizer, args: argparse.Name
     ways = [
         select,
         Way("one by one", one_by_one, engine),
-        Way("each question's prompts at once", at_once, engine),
+        Way("each question's prompts at once", together, engine),
+        Way("select, all questions at once", all_at_once, engine),
     ]
     bare = Way("one by one, without a prefix cache", one_by_one, uncached)
     few = questions[: args.uncached_questions]

@@ -402,7 +402,7 @@ def test_select_takes_a_pass_where_one_by_one_takes_one_for_each_option(
     assert select.measure(tiny_model(), ByteTokenizer(), args)
     shown = capsys.readouterr().out
     passes = [int(word) for word in re.findall(r"(\d+) passes", shown)]
-    assert len(passes) == 4
+    assert len(passes) == 5
     # Tokens are bytes here, and all options begin with a space: the rest waits for that.
     assert passes[0] == 3 * 2
     assert passes[1] == 3 * 4

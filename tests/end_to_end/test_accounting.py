@@ -418,7 +418,7 @@ def check_accounting(steps: tuple[Any, ...], page_size: int) -> None:
         assert first.texts() == again.texts()
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, page_size=st.sampled_from([1, 4]))
 def test_prompt_tokens_computed_are_those_that_are_new_cold_and_warm(
     steps: tuple[Any, ...], page_size: int
@@ -434,7 +434,7 @@ def test_so_it_is_for_two_hundred_programs(page_size: int, steps: tuple[Any, ...
     check_accounting(steps, page_size)
 
 
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS)
 def test_the_ids_are_the_same_at_once_and_in_a_pool_that_is_too_small(
     steps: tuple[Any, ...],

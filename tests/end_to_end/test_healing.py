@@ -72,7 +72,7 @@ def best_tokens(ids: tuple[int, ...], healed: bytes, count: int) -> list[int]:
     return out
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=PROMPTS)
 def test_greedy_tokens_over_the_boundary_are_those_that_the_model_prefers(
     engine: AsyncEngine, prompt: str

@@ -20,7 +20,7 @@ from palmette.runtime.async_engine import AsyncEngine
 from tests.end_to_end.tiny_bpe import async_engine, next_logprobs, tokenizer
 
 TOKENS = tokenizer()
-ON_ENGINES = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ON_ENGINES = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 # Pieces that merge with what stands beside them, or share bytes of a character.
 PIECES = ["a", "b", "ab", "c", " a", " th", "e", "n", " ", ":", "//", "http", "é", "🐈", "🐕", '"']
 TEXT = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
@@ -290,7 +290,7 @@ def test_every_rule_picks_what_its_brute_force_picks(
     )
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_draws_come_as_often_as_their_probabilities_to_that_power(
     engine: AsyncEngine, temperature: float
 ) -> None:
@@ -305,7 +305,7 @@ def test_draws_come_as_often_as_their_probabilities_to_that_power(
     ][:3]
     shared, continuations = encoded(prompt, options)
     weights = [value ** (1 / temperature) for value in likelihoods(shared, continuations)]
-    num_draws = 400
+    num_draws = 300
 
     @pm.function
     def draw(s: pm.State, seed: int) -> None:
