@@ -12,6 +12,7 @@ from typing import Any, get_args
 from palmette.grammar.compiled import CompiledGrammar
 from palmette.grammar.ebnf import READERS, GrammarSyntax
 from palmette.grammar.ebnf import emit as emit_grammar
+from palmette.grammar.emitted import Emitted
 from palmette.grammar.errors import (
     GrammarError,
     GrammarTooComplex,
@@ -36,7 +37,10 @@ from palmette.grammar.vocabulary import Vocabulary
 
 
 class GrammarCompiler:
-    """Compiles grammars over one vocabulary. Thread-safe; equal sources share one result."""
+    """Compiles grammars over one vocabulary. Thread-safe; equal sources share one result.
+
+    With a `prefix` the text begins with exactly that, and what is compiled says what comes behind.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,12 @@ class GrammarCompiler:
         return self._machine.name
 
     def compile_regex(
-        self, pattern: str, *, syntax: RegexSyntax = "ecma", flags: str = ""
+        self,
+        pattern: str,
+        *,
+        syntax: RegexSyntax = "ecma",
+        flags: str = "",
+        prefix: str = "",
     ) -> CompiledGrammar:
         """The whole text matches `pattern`, as in ECMA-262 with the flag u, or as in Python's `re`.
 
@@ -70,9 +79,11 @@ class GrammarCompiler:
             raise InvalidGrammar(f"a pattern must be a string, got {type(pattern).__name__}")
         self._check_size(pattern)
         kind = f"regex, {syntax}, {''.join(sorted(set(flags)))}"
-        return self._remember(kind, pattern, lambda: self._regex(pattern, syntax, flags))
+        return self._remember(
+            kind, pattern, prefix, lambda store: self._regex(pattern, syntax, flags, store)
+        )
 
-    def compile_choices(self, options: Iterable[str]) -> CompiledGrammar:
+    def compile_choices(self, options: Iterable[str], *, prefix: str = "") -> CompiledGrammar:
         """The text is one of `options`, taken literally."""
         listed = list(options)
         for option in listed:
@@ -82,7 +93,7 @@ class GrammarCompiler:
             raise InvalidGrammar("choices must not be empty")
         source = json.dumps(listed)
         self._check_size(source)
-        return self._remember("choices", source, lambda: self._choices(listed))
+        return self._remember("choices", source, prefix, lambda store: _words(listed, store))
 
     def compile_json_schema(
         self,
@@ -91,6 +102,7 @@ class GrammarCompiler:
         whitespace: Whitespace = "compact",
         order: Order = "declared",
         undeclared: Undeclared = "allowed",
+        prefix: str = "",
     ) -> CompiledGrammar:
         """The text is one JSON document that is valid under `schema` (a dict, bool or JSON text).
 
@@ -101,7 +113,10 @@ class GrammarCompiler:
         source = to_source(schema)
         self._check_size(source)
         return self._remember(
-            f"json_schema, {policy}", source, lambda: self._json_schema(source, policy)
+            f"json_schema, {policy}",
+            source,
+            prefix,
+            lambda store: emit(Document.read(source), store, policy),
         )
 
     def check(
@@ -125,7 +140,12 @@ class GrammarCompiler:
         return check_json_schema(source, self._machine, self._store(), policy)
 
     def compile_grammar(
-        self, source: str, *, syntax: GrammarSyntax = "gbnf", start: str | None = None
+        self,
+        source: str,
+        *,
+        syntax: GrammarSyntax = "gbnf",
+        start: str | None = None,
+        prefix: str = "",
     ) -> CompiledGrammar:
         """The text is derived by a context-free grammar, in the notation of llama.cpp or of Lark.
 
@@ -137,12 +157,12 @@ class GrammarCompiler:
             raise InvalidGrammar(f"a grammar must be a string, got {type(source).__name__}")
         self._check_size(source)
         kind = f"{syntax}, {start!r}"
-        return self._remember(kind, source, lambda: self._grammar(source, syntax, start))
-
-    def _grammar(self, source: str, syntax: GrammarSyntax, start: str | None) -> CompiledGrammar:
-        store = self._store()
-        emitted = emit_grammar(READERS[syntax](source, store, start), store)
-        return self._machine.grammar(store, emitted.term, notes=emitted.notes)
+        return self._remember(
+            kind,
+            source,
+            prefix,
+            lambda store: emit_grammar(READERS[syntax](source, store, start), store),
+        )
 
     def compile_structural_tag(
         self,
@@ -151,6 +171,7 @@ class GrammarCompiler:
         whitespace: Whitespace = "compact",
         order: Order = "declared",
         undeclared: Undeclared = "allowed",
+        prefix: str = "",
     ) -> CompiledGrammar:
         """Free text in which triggers turn on constraints: see `palmette.grammar.structural`.
 
@@ -169,35 +190,19 @@ class GrammarCompiler:
         source = to_source(json_tag) if root is None else repr(root)
         self._check_size(source)
 
-        def compile_it() -> CompiledGrammar:
-            store = self._store()
+        def emit_it(store: TermStore) -> Emitted:
             read = read_structural_tag(json_tag) if root is None else root
-            emitted = emit_structural_tag(read, store, policy)
-            return self._machine.grammar(store, emitted.term, notes=emitted.notes)
+            return emit_structural_tag(read, store, policy)
 
         kind = f"structural_tag, {root is None}, {policy}"
-        return self._remember(kind, source, compile_it)
+        return self._remember(kind, source, prefix, emit_it)
 
-    def _json_schema(self, source: str, policy: Policy) -> CompiledGrammar:
-        store = self._store()
-        emitted = emit(Document.read(source), store, policy)
-        return self._machine.grammar(store, emitted.term, notes=emitted.notes)
-
-    def _regex(self, pattern: str, syntax: RegexSyntax, flags: str) -> CompiledGrammar:
-        store = self._store()
+    def _regex(self, pattern: str, syntax: RegexSyntax, flags: str, store: TermStore) -> Emitted:
         node = parse_regex(pattern, self.limits, syntax=syntax, flags=flags)
         term = full_match(node, Utf8(store))
         if store.is_empty(term):
             raise UnsatisfiableGrammar("no text matches the pattern")
-        return self._machine.grammar(store, store.lexeme(term))
-
-    def _choices(self, options: list[str]) -> CompiledGrammar:
-        store = self._store()
-        try:
-            words = [option.encode() for option in options]
-        except UnicodeEncodeError as error:
-            raise InvalidGrammar(f"a choice is not valid Unicode: {error.reason}") from error
-        return self._machine.grammar(store, store.words(words))
+        return Emitted(store.lexeme(term))
 
     def _store(self) -> TermStore:
         store = self._machine.store()
@@ -212,10 +217,10 @@ class GrammarCompiler:
             )
 
     def _remember(
-        self, kind: str, source: str, compile_it: Callable[[], CompiledGrammar]
+        self, kind: str, source: str, prefix: str, emit_it: Callable[[TermStore], Emitted]
     ) -> CompiledGrammar:
         # Sources may have megabytes, which nothing would count.
-        told = f"{kind}\0{source}".encode("utf-8", "surrogatepass")
+        told = f"{kind}\0{len(prefix)}\0{prefix}{source}".encode("utf-8", "surrogatepass")
         key = hashlib.blake2b(told, digest_size=32).digest()
         with self._lock:
             found = self._compiled.get(key)
@@ -223,7 +228,7 @@ class GrammarCompiler:
                 self._compiled.move_to_end(key)
                 return found
         try:
-            compiled = compile_it()
+            compiled = self._compile(prefix, emit_it)
         except RecursionError as error:
             raise GrammarTooComplex("the grammar is nested too deeply") from error
         with self._lock:
@@ -235,12 +240,34 @@ class GrammarCompiler:
                 self._make_room()
         return compiled
 
+    def _compile(self, prefix: str, emit_it: Callable[[TermStore], Emitted]) -> CompiledGrammar:
+        self._check_size(prefix)
+        store = self._store()
+        term, notes = emit_it(store)
+        if prefix:
+            begin = store.literal(_utf8("the prefix", prefix))
+            if store.is_empty(begin):
+                raise UnsatisfiableGrammar("the vocabulary cannot spell the prefix")
+            term = store.sequence(begin, term)
+        return self._machine.grammar(store, term, notes=notes)
+
     def _make_room(self) -> None:
         self._num_uncounted = 0
         num_bytes = sum(each.num_bytes for each in self._compiled.values())
         while num_bytes > self.limits.compiled_cache_bytes and len(self._compiled) > 1:
             _, oldest = self._compiled.popitem(last=False)
             num_bytes -= oldest.num_bytes
+
+
+def _words(options: list[str], store: TermStore) -> Emitted:
+    return Emitted(store.words([_utf8("a choice", option) for option in options]))
+
+
+def _utf8(what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidGrammar(f"{what} is not valid Unicode: {error.reason}") from error
 
 
 def _read_json(text: str) -> Any:

@@ -11,4 +11,4 @@ class Emitted(NamedTuple):
     """The texts that a source allows, and remarks on what in it constrains nothing."""
 
     term: Term
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from palmette.lang.operations import (
 )
 from palmette.lang.options import resolve_sampling
 from palmette.lang.variables import Slot, gathered
-from palmette.protocol import Piece
+from palmette.protocol import Heals, Piece
 
 
 def append(branch: Branch, expr: Expr) -> None:
@@ -96,6 +96,12 @@ class _Builder:
         sampling, report = resolve_sampling(
             backend.default_sampling, self._run.defaults, expr.overrides, expr.extra_stop
         )
+        if report.boundary == "heal" and not (isinstance(backend, Heals) and backend.heals):
+            raise UnsupportedFeature(
+                "boundary='heal'",
+                f"{backend.model_name} is reached by texts, whose tokens are not ours to choose",
+                param="boundary",
+            )
         if report.n > 1 and expr.append:
             raise UnsupportedFeature(
                 f"n={report.n} with append", "it would add a list to a list", param="n"

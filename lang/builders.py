@@ -22,7 +22,7 @@ from palmette.lang.nodes import (
     as_expr,
     check_encodable,
 )
-from palmette.lang.options import sampling_overrides
+from palmette.lang.options import Boundary, sampling_overrides
 from palmette.lang.schemas import TypedOutput, output_of_dtype, output_of_schema
 from palmette.protocol import (
     Constraint,
@@ -79,6 +79,7 @@ def gen(
     seed: int | None = None,
     append: bool = False,
     max_new_tokens: int | None = None,
+    boundary: Boundary | None = None,
 ) -> Expr:
     """The model goes on; what it writes becomes variable `name`, if one is given.
 
@@ -99,7 +100,8 @@ def gen(
     `property_order` and `undeclared_properties` (of JSON), `grammar_backend` and `jump_forward` are
     options of these; see `protocol.Constraint` and `protocol.SamplingParams`. With `append`, the
     variable is a list to which the text is added. `seed` makes sampling repeatable, in every branch
-    differently.
+    differently. With ``boundary="heal"`` the first token may begin in the constant before it, which
+    it then spells with other tokens.
 
     Raises InvalidRequest, ValueError or TypeError for an argument that makes no sense, and
     UnsupportedFeature, naming it, for one that is not honoured.
@@ -126,6 +128,7 @@ def gen(
         "return_text_in_logprobs": return_text_in_logprobs,
         "seed": seed,
         "jump_forward": jump_forward,
+        "boundary": boundary,
     }
     _check_name(name, append)
     typed = {

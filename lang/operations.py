@@ -25,6 +25,7 @@ from palmette.lang.choices import (
     normalized_by_unconditional,
     scored,
 )
+from palmette.lang.healing import index_of
 from palmette.lang.limits import Grant
 from palmette.lang.logprobs import logprobs_meta
 from palmette.lang.nodes import Select
@@ -211,13 +212,21 @@ class Generate(Operation):
                 slot.failure = failure
 
     async def run(self, branch: Branch) -> None:
-        prompt_ids = await _off_loop(branch.transcript.num_pending_chars, branch.transcript.commit)
+        prompt_ids, healed, num_taken_back = await self._commit(branch)
         outlook, goes_on = branch.outlook(len(prompt_ids))
+        sampling = self.sampling
+        if num_taken_back:  # what was there before counts for none of its tokens
+            sampling = replace(
+                sampling,
+                max_tokens=sampling.max_tokens + num_taken_back,
+                min_tokens=sampling.min_tokens and sampling.min_tokens + num_taken_back,
+            )
         request = Request(
             request_id=branch.run.next_request_id(branch),
             token_ids=prompt_ids,
-            sampling=self.sampling,
+            sampling=sampling,
             constraint=self.constraint,
+            healed=healed,
             path=branch.path,
             outlook=outlook,
             goes_on=goes_on,
@@ -245,6 +254,16 @@ class Generate(Operation):
             for index, slot in enumerate(self.further)
         ]
         await _all_of([first, *others])
+
+    async def _commit(self, branch: Branch) -> tuple[tuple[int, ...], str, int]:
+        """The ids of the prompt, the text that is to be healed, and how many tokens that had."""
+        transcript = branch.transcript
+        num_chars = transcript.num_pending_chars
+        if self.report.boundary == "exact" or not num_chars or not self.sampling.max_tokens:
+            return await _off_loop(num_chars, transcript.commit), "", 0
+        index = await asyncio.to_thread(index_of, branch.run.backend.tokenizer)
+        prompt_ids, healed = await _off_loop(num_chars, transcript.commit_healing, index)
+        return prompt_ids, healed, transcript.num_ids - len(prompt_ids)
 
     async def _score_prompt(self, branch: Branch, request: Request) -> tuple[TokenLogprob, ...]:
         """The log-probabilities of the prompt's tokens, from where they are asked for. The first
@@ -287,7 +306,11 @@ class Generate(Operation):
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
         async with (
-            _granted(branch, request.sampling) as grant,
+            _granted(
+                branch,
+                request.sampling,
+                num_taken_back=request.sampling.max_tokens - self.sampling.max_tokens,
+            ) as grant,
             _closing(branch.run.backend.generate(_within(request, grant))) as events,
         ):
             async for event in events:
@@ -302,6 +325,8 @@ class Generate(Operation):
                     grant.num_used = event.usage.completion_tokens
                 if event.finish_reason is None:
                     continue
+                if is_part:
+                    branch.transcript.end_generation()
                 if event.error is not None:
                     raise event.error
                 if event.finish_reason is FinishReason.ABORT:
@@ -312,6 +337,8 @@ class Generate(Operation):
                     "token_ids": tuple(token_ids),
                     **usage_figures(event.usage or Usage()),
                 }
+                if request.healed:
+                    meta["healed"] = request.healed
                 if branch.run.explains:
                     meta["prompt"] = event.prompt
                 if self.sampling.logprobs is not None:
@@ -515,12 +542,17 @@ async def _all_of(bodies: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 @asynccontextmanager
-async def _granted(branch: Branch, sampling: SamplingParams) -> AsyncIterator[Grant]:
-    """Tokens out of the branch's budget, once it has them; as many as asked where it has none."""
+async def _granted(
+    branch: Branch, sampling: SamplingParams, *, num_taken_back: int
+) -> AsyncIterator[Grant]:
+    """Tokens out of the branch's budget, once it has them; as many as asked where it has none. For
+    a healed prompt at least those that were taken back, and one more.
+    """
     if branch.budget is None:
         yield Grant(sampling.max_tokens)
         return
-    async with branch.budget.grant(sampling.max_tokens, sampling.min_tokens) as grant:
+    num_needed = max(sampling.min_tokens, num_taken_back + 1)
+    async with branch.budget.grant(sampling.max_tokens, num_needed) as grant:
         yield grant
 
 

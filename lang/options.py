@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
 from palmette.lang.limits import Limits
 from palmette.protocol import SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
+
+# Where a `gen` begins: behind the tokens of the constants before it, or with their last text, so
+# that a token may reach from it into what is generated (token healing).
+Boundary = Literal["exact", "heal"]
 
 _SAME_NAME = (
     "max_tokens",
@@ -36,6 +40,7 @@ _OTHERS = (
     "logprob_start_len",
     "return_text_in_logprobs",
     "n",
+    "boundary",
 )
 OPTION_NAMES = frozenset((*_SAME_NAME, *_OTHERS))
 # `run` and its like take what `gen` takes, and these.
@@ -47,12 +52,13 @@ class Report:
     """What is wanted of a `gen` beyond one text.
 
     `n` texts; the log-probabilities of its prompt's tokens from position `logprob_start_len` on,
-    if that is not None; the text of each token beside its log-probability.
+    if that is not None; the text of each token beside its log-probability; where it begins.
     """
 
     n: int = 1
     logprob_start_len: int | None = None
     return_text_in_logprobs: bool = False
+    boundary: Boundary = "exact"
 
 
 def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,6 +199,14 @@ def _add_report(overrides: dict[str, Any], given: Mapping[str, Any]) -> None:
         raise TypeError(f"return_text_in_logprobs must be True or False, got {with_text!r}")
     if with_text is not None:
         overrides["return_text_in_logprobs"] = with_text
+    boundary = given.get("boundary")
+    if boundary is not None:
+        if boundary not in get_args(Boundary):
+            raise InvalidRequest(
+                f"boundary is one of {', '.join(get_args(Boundary))}, got {boundary!r}",
+                param="boundary",
+            )
+        overrides["boundary"] = boundary
 
 
 def _check(overrides: Mapping[str, Any]) -> None:

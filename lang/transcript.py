@@ -8,22 +8,48 @@ tokenizer's `prefix_ids`; one that begins with a chat role begins with what the 
 
 A piece of the chat template, and of `special()`, may spell control tokens. Text in an open role
 may not; text outside of any role may, so that prompts can be written by hand.
+
+What is generated after a healed prompt (see `palmette.lang.healing`) brings ids for the last text
+of the constants before it, in place of those that were made of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from palmette.protocol import ChatTemplate, Message, Piece, Tokenizer
 
+if TYPE_CHECKING:
+    from palmette.lang.healing import TokenIndex
+
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """A part that the model wrote."""
+class Constant:
+    """A piece that was added. One that `is_fixed` is never taken back to heal a prompt."""
 
-    token_ids: tuple[int, ...]
+    piece: Piece
+    is_fixed: bool
+
+
+@dataclass(slots=True)
+class Generated:
+    """A part that the model wrote; its ids begin with those of the text `healed` before it."""
+
+    healed: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Healing:
+    """Text that ids are drawn for anew: it lies from `start` on, and had `token_ids` before."""
+
     text: str
+    start: int
+    token_ids: list[int]
+    has_begun: bool = False
 
 
 class Transcript:
@@ -40,7 +66,9 @@ class Transcript:
         self._role: str | None = None
         self._role_start = 0  # characters before the content of the open role
         # What was added since the copy, if it is one: constants, and what was generated.
-        self._additions: list[Piece | Generated] = []
+        self._additions: list[Constant | Generated] = []
+        self._num_fixed = 0  # of the pending pieces: these are not taken back
+        self._healing: Healing | None = None  # of what is being generated
         self._is_copy = False
         self._begun_role: str | None = None
         self._num_begun_messages = 0
@@ -88,13 +116,13 @@ class Transcript:
 
     def append_special(self, text: str) -> str:
         """Add a constant in which control tokens are spelled out."""
-        return self._add([Piece(text, special=True)])
+        return self._add([Piece(text, special=True)], is_fixed=True)
 
     def begin_role(self, template: ChatTemplate, role: str) -> str:
         """Open a message; the template's text for it."""
         pieces = template.begin(self.messages, role)
         self._has_begun = True  # the template brings its own beginning of sequence
-        added = self._add(pieces)
+        added = self._add(pieces, is_fixed=True)
         self._role = role
         self._role_start = self._num_chars
         return added
@@ -104,7 +132,12 @@ class Transcript:
         assert self._role is not None
         self._messages.append(Message(role=self._role, content=self.text[self._role_start :]))
         self._role = None
-        return self._add(template.end(self.messages))
+        return self._add(template.end(self.messages), is_fixed=True)
+
+    @property
+    def num_ids(self) -> int:
+        """How many ids there are without those of pending constants."""
+        return len(self._token_ids)
 
     @property
     def num_pending_chars(self) -> int:
@@ -116,8 +149,25 @@ class Transcript:
         self._begin()
         if self._pending:
             self._token_ids += self._tokenizer.encode(self._pending)
-            self._pending = []
+            self._drop_pending()
         return tuple(self._token_ids)
+
+    def commit_healing(self, index: TokenIndex) -> tuple[tuple[int, ...], str]:
+        """As `commit`: the ids of a prompt that may end before the last constants do, and the text
+        that is left of these, for which `extend` then brings ids.
+        """
+        loose = "".join(piece.text for piece in self._pending[self._num_fixed :])
+        num_before = len(self._token_ids)
+        token_ids = self.commit()
+        made = token_ids[max(num_before, 1) :]  # of a prompt one token stays
+        tokens = [self._tokenizer.token_bytes(token_id) for token_id in made]
+        num_taken = index.num_to_take_back(tokens, len(loose.encode()))
+        if not num_taken:
+            return token_ids, ""
+        start = len(token_ids) - num_taken
+        taken = token_ids[start:]
+        self._healing = Healing(self._tokenizer.decode(taken), start, list(taken))
+        return token_ids[:start], self._healing.text
 
     def peek(self) -> tuple[int, ...]:
         """What `commit` would return, without doing it."""
@@ -126,23 +176,38 @@ class Transcript:
     def extend(self, token_ids: Sequence[int], text: str) -> None:
         """Add what the model generated. Nothing may be pending."""
         assert not self._pending
-        self._token_ids += token_ids
-        self._add_text(text)
-        if self._is_copy:
-            self._additions.append(Generated(tuple(token_ids), text))
+        healed, healing = "", self._healing
+        if healing is not None and token_ids and not healing.has_begun:
+            healing.has_begun = True
+            healed = healing.text
+            del self._token_ids[healing.start :]
+        self._add_generated(Generated(healed, list(token_ids), text))
+
+    def end_generation(self) -> None:
+        """No more is generated. Healed text that was not drawn to its end, since a stop token came
+        before, has the ids again that it had.
+        """
+        healing, self._healing = self._healing, None
+        if healing is None or not healing.has_begun:
+            return
+        drawn = b"".join(map(self._tokenizer.token_bytes, self._token_ids[healing.start :]))
+        if len(drawn) < len(healing.text.encode()):
+            self._token_ids[healing.start :] = healing.token_ids
+            if self._is_copy:
+                self._additions.pop()
 
     def append_option(self, option: str) -> str:
         """Add the only option of a select: a constant that is taken literally."""
-        return self._add([Piece(option)])
+        return self._add([Piece(option)], is_fixed=True)
 
     def choose(self, token_ids: Sequence[int], option: str) -> None:
         """Add a chosen option: `token_ids` are all the ids, with the pending constants and it."""
         self._has_begun = True
-        self._pending = []
+        self._drop_pending()
         self._token_ids = list(token_ids)
         self._add_text(option)
         if self._is_copy:
-            self._additions.append(Piece(option))
+            self._additions.append(Constant(Piece(option), is_fixed=True))
 
     def take_over(self, other: Transcript) -> str:
         """Add what `other` has added since it was copied: its constants become constants here, what
@@ -150,11 +215,12 @@ class Transcript:
         """
         before = self._num_chars
         for addition in other._additions:
-            if isinstance(addition, Piece):
-                self._add([addition])
-            else:
-                self.commit()
-                self.extend(addition.token_ids, addition.text)
+            if isinstance(addition, Constant):
+                self._add([addition.piece], is_fixed=addition.is_fixed)
+                continue
+            taken_back = self._take_back(addition.healed)
+            self.commit()
+            self._add_generated(addition if taken_back else self._without_healed(addition))
         self._messages += other._messages[other._num_begun_messages :]
         return self.text[before:]
 
@@ -163,6 +229,7 @@ class Transcript:
         other = type(self)(self._tokenizer)
         other._token_ids = self._token_ids.copy()
         other._pending = self._pending.copy()
+        other._num_fixed = self._num_fixed
         other._parts = [self.text]
         other._num_chars = self._num_chars
         other._has_begun = self._has_begun
@@ -174,16 +241,65 @@ class Transcript:
         other._num_begun_messages = len(self._messages)
         return other
 
-    def _add(self, pieces: Sequence[Piece]) -> str:
+    def _add(self, pieces: Sequence[Piece], *, is_fixed: bool = False) -> str:
         added = "".join(piece.text for piece in pieces)
         if added:
             self._begin()
             held = [piece for piece in pieces if piece.text]
             self._pending += held
+            if is_fixed:
+                self._num_fixed = len(self._pending)
             self._add_text(added)
             if self._is_copy:
-                self._additions += held
+                self._additions += [Constant(piece, is_fixed) for piece in held]
         return added
+
+    def _add_generated(self, part: Generated) -> None:
+        self._token_ids += part.token_ids
+        self._add_text(part.text)
+        if not self._is_copy:
+            return
+        last = self._additions[-1] if self._additions else None
+        if isinstance(last, Generated) and not part.healed:
+            last.token_ids += part.token_ids
+            last.text += part.text
+        else:
+            self._additions.append(replace(part, token_ids=part.token_ids.copy()))
+
+    def _take_back(self, text: str) -> bool:
+        """Take `text` off the end of what is pending, so that ids that are there for it can take
+        its place. False, and nothing has changed, if what is pending does not end so.
+        """
+        if not "".join(piece.text for piece in self._pending).endswith(text):
+            return False
+        while text:
+            last = self._pending.pop()
+            if len(last.text) > len(text):
+                self._pending.append(replace(last, text=last.text[: -len(text)]))
+                break
+            text = text[: len(text) - len(last.text)]
+        return True
+
+    def _without_healed(self, part: Generated) -> Generated:
+        """The same for a place where the healed text is not what stands before it: what of its
+        first tokens lies beyond that text is encoded anew.
+        """
+        num_bytes, joined = len(part.healed.encode()), b""
+        for count, token_id in enumerate(part.token_ids, start=1):
+            joined += self._tokenizer.token_bytes(token_id)
+            if len(joined) < num_bytes:
+                continue
+            try:
+                beyond = joined[num_bytes:].decode()
+            except UnicodeDecodeError:  # in the middle of a character
+                continue
+            kept = part.token_ids[count:]
+            return Generated("", [*self._tokenizer.encode(beyond), *kept], part.text)
+        return Generated("", self._tokenizer.encode(part.text), part.text)
+
+    def _drop_pending(self) -> None:
+        self._pending = []
+        self._num_fixed = 0
 
     def _add_text(self, text: str) -> None:
         self._parts.append(text)

@@ -37,6 +37,7 @@ _CONSTRAINT_OPTIONS: dict[str, tuple[tuple[str, ...], tuple[ConstraintKind, ...]
     "undeclared": (get_args(UndeclaredName), ("json_schema", "structural_tag")),
 }
 _MAX_STOP_PATTERNS = 16
+_MAX_HEALED = 4096  # characters; a token has a few
 _SYNTAXES = {"regex": get_args(RegexSyntax), "grammar": get_args(GrammarSyntax)}
 _GRAMMAR_BACKENDS = get_args(GrammarBackend)
 
@@ -297,6 +298,11 @@ class Request:
     the branch at `path`, or one forked from it, may ask again: what it has computed is kept at hand
     until then, or until the program ends. With `explain`, the last event says which tokens of the
     prompt were cached and why the others were not.
+
+    `healed` is the end of the prompt's text, taken back so that a token may reach from it into the
+    output (token healing): `token_ids` end before it, the output's tokens begin with it, and its
+    text is no part of the output's. A constraint and stop strings are for what follows. Only for a
+    backend that is a `Heals`.
     """
 
     request_id: str
@@ -308,10 +314,16 @@ class Request:
     outlook: Outlook | None = None
     goes_on: bool = False
     explain: bool = False
+    healed: str = ""
 
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise InvalidRequest("the prompt is empty, it needs at least one token", param="prompt")
+        if len(self.healed) > _MAX_HEALED:
+            raise InvalidRequest(
+                f"healed has {len(self.healed)} characters, it may have {_MAX_HEALED} at most",
+                param="healed",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,12 +427,13 @@ class TokenEvent:
     """News of one request. The last event has a `finish_reason` and `usage`.
 
     The joined `text` of a request's events is its text, the joined `token_ids` are its ids, and
-    they agree: text that may still turn out to be the start of a stop string, or half a
-    character, is held back together with its tokens. `logprobs` has one entry for each of
-    `token_ids` if asked for. Where a stop string cuts a token in two, the part that stays is
-    encoded again; such ids have a log-probability of NaN. `stop_reason` is the stop string or
-    stop token that ended it, and `stop_logprob` the log-probability of such a token, which is none
-    of `token_ids`. `prompt` explains the prompt, on the last event and if asked for.
+    they agree (the ids begin with what the request has as `healed`): text that may still turn out
+    to be the start of a stop string, or half a character, is held back together with its tokens.
+    `logprobs` has one entry for each of `token_ids` if asked for. Where a stop string cuts a token
+    in two, the part that stays is encoded again; such ids have a log-probability of NaN.
+    `stop_reason` is the stop string or stop token that ended it, and `stop_logprob` the
+    log-probability of such a token, which is none of `token_ids`. `prompt` explains the prompt, on
+    the last event and if asked for.
     """
 
     request_id: str
@@ -577,6 +590,16 @@ class Repeatable(Protocol):
         """Whether greedy requests that differ in nothing but id, path, seed and outlook get the
         same tokens, and such score requests the same numbers, whatever else runs.
         """
+        ...
+
+
+@runtime_checkable
+class Heals(Protocol):
+    """A backend that honours `Request.healed`: its tokens are the model's own."""
+
+    @property
+    def heals(self) -> bool:
+        """Whether it does."""
         ...
 
 

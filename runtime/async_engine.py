@@ -178,6 +178,11 @@ class AsyncEngine:
         """Equal requests are answered alike, so that one of a batch may answer the others."""
         return True
 
+    @property
+    def heals(self) -> bool:
+        """True: see `protocol.Heals`."""
+        return True
+
     def stats(self) -> EngineStats:
         """Counters and what is held, between two steps."""
         return self._call(lambda engine: engine.stats())
@@ -279,16 +284,18 @@ class AsyncEngine:
         atexit.unregister(self._at_exit)
 
     async def _compile(self, request: Request) -> CompiledConstraint | None:
-        """The request's constraint. Cancelling the call ends the compile soon."""
-        constraint = request.constraint
-        if constraint is None:
+        """The request's constraint, and what a healed prompt demands. Cancelling the call ends the
+        compile soon.
+        """
+        if request.constraint is None and not request.healed:
             return None
         patience = Patience(rests=True)
 
-        def compile_it() -> CompiledConstraint:
+        def compile_it() -> CompiledConstraint | None:
             with patient(patience):
-                compiled = self._engine.constraints.compile(constraint)
-                compiled.shortest_length  # noqa: B018  # so that the engine's thread need not look
+                compiled = self._engine.constraints.compile_for(request)
+                if compiled is not None:
+                    compiled.shortest_length  # noqa: B018  # so that the engine's thread need not
             return compiled
 
         try:

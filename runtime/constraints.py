@@ -36,10 +36,13 @@ from palmette.grammar import (
 from palmette.grammar.backends import DEFAULT_BACKEND, Backend, UnsupportedByBackend, load_backend
 from palmette.grammar.guesses import Guess, Guesses
 from palmette.grammar.jump import Advance, CanonicalText, Spelling
+from palmette.grammar.prefix import PrefixGrammar
 from palmette.protocol import Constraint
+from palmette.runtime.tokenization.utf8 import utf8
 
 if TYPE_CHECKING:
     from palmette.grammar.backends import BackendGrammar, BackendMatcher
+    from palmette.protocol import Request
 
 # Processor time that one request may spend on its constraint, and more for every token.
 _REQUEST_SECONDS = 2.0
@@ -72,14 +75,40 @@ class ConstraintCompiler:
         self._guesses: WeakKeyDictionary[BackendGrammar, dict[str, Guesses]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """Raises a ConstraintError that says what is wrong and where.
+    def compile_for(self, request: Request) -> CompiledConstraint | None:
+        """What the request demands of its text, if anything; as `compile`."""
+        constraint, healed = request.constraint, request.healed
+        if constraint is not None:
+            return self.compile(constraint, healed)
+        return self._healing(healed) if healed else None
 
-        It may take the current `palmette.grammar.patience`, and be given up for lack of it.
+    def _healing(self, healed: str) -> CompiledConstraint:
+        """A text that begins with `healed`, after which all is as without a constraint."""
+        with _translated(None):
+            return CompiledConstraint(
+                None,
+                PrefixGrammar(self._vocabulary, utf8(healed)),
+                None,
+                num_rows=self._vocabulary.num_rows,
+                has_budget=True,
+            )
+
+    def compile(self, constraint: Constraint, healed: str = "") -> CompiledConstraint:
+        """For texts that begin with `healed`, of which the constraint says nothing.
+
+        Raises a ConstraintError that says what is wrong and where. It may take the current
+        `palmette.grammar.patience`, and be given up for lack of it.
         """
         with _translated(constraint):
             backend = self._backend(constraint.backend)
-            grammar = backend.compile(constraint.kind, constraint.source, _options(constraint))
+            options = _options(constraint)
+            if healed:
+                if constraint.backend != DEFAULT_BACKEND:
+                    raise UnsupportedByBackend(
+                        constraint.backend, "boundary='heal'", "only palmette's own does"
+                    )
+                options["prefix"] = healed
+            grammar = backend.compile(constraint.kind, constraint.source, options)
             has_budget = "budget" in backend.features
             is_own = constraint.backend == DEFAULT_BACKEND
             return CompiledConstraint(
@@ -105,7 +134,8 @@ class ConstraintCompiler:
 
 
 class CompiledConstraint:
-    """A constraint ready to be followed by any number of sequences.
+    """A constraint ready to be followed by any number of sequences; None is that of a healed
+    prompt alone.
 
     `spelling` is None where the backend cannot jump ahead in canonical mode, `guesses` where it
     cannot tell places; they are those of every constraint with the same grammar, by their salts.
@@ -113,7 +143,7 @@ class CompiledConstraint:
 
     def __init__(
         self,
-        constraint: Constraint,
+        constraint: Constraint | None,
         grammar: BackendGrammar,
         spelling: Spelling | None,
         *,
@@ -155,7 +185,9 @@ class CompiledConstraint:
         with _translated(self._constraint):
             matcher = self._grammar.matcher()
             walk: _Drawn | _Canonical
-            if not canonical:
+            if self._constraint is None:
+                walk = _Healing(matcher, jumps=False, undrawable=stop_token_ids)
+            elif not canonical:
                 walk = _Drawn(matcher, jumps=jumps, undrawable=stop_token_ids)
             elif self._spelling is None:
                 raise UnsupportedByBackend(
@@ -191,7 +223,7 @@ class Step:
 
     `num_final` of all of them stay whatever comes. The text can only end here if `is_finished`;
     else `mask`, over all rows of the output layer, says which tokens may be drawn next. It is None
-    too where no more tokens fit.
+    too where no more tokens fit. If it `is_free`, nothing is demanded of it any more.
     """
 
     num_kept: int
@@ -201,6 +233,7 @@ class Step:
     is_finished: bool
     mask: Mask | None
     guesses: tuple[Guess, ...] = ()  # at what comes next
+    is_free: bool = False
 
 
 class ConstrainedText:
@@ -214,7 +247,7 @@ class ConstrainedText:
 
     def __init__(
         self,
-        constraint: Constraint,
+        constraint: Constraint | None,
         walk: _Drawn | _Canonical,
         *,
         num_rows: int,
@@ -275,6 +308,8 @@ class ConstrainedText:
         matcher = walk.matcher
         num_left = limit - walk.num_tokens
         is_finished = matcher.is_finished
+        if walk.is_free:
+            return Step(*advance, walk.num_final, walk.num_forced, False, None, is_free=True)
         # A text that can only be empty is ended by drawing that.
         if num_left > 0 and not (is_finished and walk.num_tokens):
             mask = np.zeros(self._num_rows, np.bool_)
@@ -328,6 +363,11 @@ class _Drawn:
     def num_final(self) -> int:
         return self.num_tokens
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is demanded of what comes next."""
+        return False
+
     def draw(self, token_id: int, limit: int) -> Advance | None:
         num_before = self.num_tokens
         if not self.matcher.accept(token_id):
@@ -359,9 +399,18 @@ class _Drawn:
         return tuple(forced)
 
 
+class _Healing(_Drawn):
+    """Tokens up to those that spell a healed prompt's end; then it is free."""
+
+    @property
+    def is_free(self) -> bool:
+        return self.matcher.is_complete
+
+
 class _Canonical(CanonicalText):
     """Tokens that the tokenizer itself would choose."""
 
+    is_free = False
     matcher: Matcher
 
     @property
@@ -389,7 +438,7 @@ def _options(constraint: Constraint) -> dict[str, object]:
 
 
 @contextmanager
-def _translated(constraint: Constraint) -> Iterator[None]:
+def _translated(constraint: Constraint | None) -> Iterator[None]:
     try:
         yield
     except GrammarError as error:
@@ -400,5 +449,5 @@ def _translated(constraint: Constraint) -> Iterator[None]:
             kind = UnsatisfiableConstraint
         elif isinstance(error, GrammarTooComplex):
             kind = ConstraintTooComplex
-        message = f"{constraint.kind}: {error}"
-        raise kind(message, param=constraint.kind, pointer=error.pointer) from error
+        name = "boundary" if constraint is None else constraint.kind
+        raise kind(f"{name}: {error}", param=name, pointer=error.pointer) from error

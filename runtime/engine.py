@@ -355,10 +355,10 @@ class Engine:
 
     def _submit_generation(self, request: Request, compiled: CompiledConstraint | None) -> None:
         sampling = request.sampling
-        if request.constraint is not None and compiled is None:
-            compiled = self.constraints.compile(request.constraint)
+        if compiled is None and (request.constraint is not None or request.healed):
+            compiled = self.constraints.compile_for(request)
         mode = sampling.jump_forward or self.config.scheduler.jump_mode
-        is_canonical = compiled is not None and mode == "canonical"
+        is_canonical = request.constraint is not None and mode == "canonical"
         # So that it ends for its length, and not because a pinned page would be needed.
         num_pages = self._kv.num_pages - self._prefixes.num_pages_out_of_reach(
             request.token_ids, request.salt
@@ -376,6 +376,7 @@ class Engine:
                 self.tokenizer.token_bytes,
                 () if is_canonical else sampling.stop,
                 () if is_canonical else sampling.stop_regex,
+                num_healed=len(request.healed),
             ),
             stop_token_ids=self._stop_ids(sampling),
             suppressed_token_ids=tuple(self.stop_token_ids - set(sampling.stop_token_ids))
@@ -400,7 +401,9 @@ class Engine:
                 salt=request.salt if guesses else None,
             )
             if is_canonical:
-                sequence.growing = GrowingText(sampling.stop, sampling.stop_regex)
+                sequence.growing = GrowingText(
+                    sampling.stop, sampling.stop_regex, num_healed=len(request.healed)
+                )
         self._live[request.request_id] = sequence
         self._scheduler.add(sequence)
 
@@ -906,6 +909,8 @@ class Engine:
             self._close(sequence, FinishReason.LENGTH)
         else:
             self._tell(sequence)
+            if step.is_free:
+                sequence.be_free()
 
     def _take_drawn(self, sequence: GenerationSequence, step: Step) -> str | None:
         """Take the new tokens, up to a stop string if they hold one."""
@@ -1046,7 +1051,7 @@ class Engine:
         if cut_text:
             kept = self.tokenizer.encode(cut_text)
             token_ids += kept
-            text += cut_text
+            text += sequence.output.shown(cut_text)
             if sequence.request.sampling.logprobs is not None:
                 logprobs += tuple(TokenLogprob(token_id, math.nan) for token_id in kept)
         # Keys and values beyond a stop string belong to no text that anyone will continue.

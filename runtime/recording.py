@@ -86,6 +86,10 @@ class Recording:
     def max_context(self) -> int:
         return self._engine.max_context
 
+    @property
+    def heals(self) -> bool:
+        return self._engine.heals
+
     async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
         if request.sampling.stop:
             raise UnsupportedFeature(

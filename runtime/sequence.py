@@ -322,6 +322,10 @@ class GenerationSequence(Sequence):
             for token_id in step.token_ids:
                 self.output_counts.add(token_id)
 
+    def be_free(self) -> None:
+        """Nothing is demanded of its text any more, and all of it so far was told of."""
+        self.text = self.mask = self.row = None
+
     def take_output(self) -> tuple[list[int], str]:
         """Ids and text that can be told now: none of it may turn out to belong to a stop string,
         and the log-probabilities are there, if they are wanted.

@@ -123,6 +123,18 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
     """A Llama with random float32 weights, spread so that its distributions are neither flat nor
     certain. `changes` replace fields of its ModelConfig.
     """
+    return _tiny_model(seed, changes)[0]
+
+
+def tiny_twin(*, seed: int = 0, **changes: Any) -> Any:
+    """transformers' LlamaForCausalLM with the weights of `tiny_model` of the same arguments."""
+    loaded, weights = _tiny_model(seed, changes)
+    return _twin(loaded.config, weights.__getitem__, torch.float32)
+
+
+def _tiny_model(
+    seed: int, changes: Mapping[str, Any]
+) -> tuple[LoadedModel, dict[str, torch.Tensor]]:
     fields: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
         "vocab_rows": 272,  # more than the byte tokenizer has, as padded heads are
@@ -141,17 +153,20 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
     generator = torch.Generator().manual_seed(seed)
     shapes = tensor_shapes(config)
     digest = hashlib.sha256()
+    weights: dict[str, torch.Tensor] = {}
 
     def read(name: str) -> torch.Tensor:
         shape = shapes[name]
         if "norm" in name:
-            return torch.ones(shape)
-        tensor = torch.randn(shape, generator=generator) * (0.7 if len(shape) == 2 else 0.1)
-        digest.update(tensor.numpy().data)
+            tensor = torch.ones(shape)
+        else:
+            tensor = torch.randn(shape, generator=generator) * (0.7 if len(shape) == 2 else 0.1)
+            digest.update(tensor.numpy().data)
+        weights[name] = tensor.clone()
         return tensor
 
     model = LlamaModel(config, read, dtype=torch.float32)
-    return LoadedModel(
+    loaded = LoadedModel(
         model=model,
         config=config,
         dtype=torch.float32,
@@ -160,6 +175,7 @@ def tiny_model(*, seed: int = 0, **changes: Any) -> LoadedModel:
         num_weight_bytes=model.num_weight_bytes,
         weights_digest=digest.hexdigest(),
     )
+    return loaded, weights
 
 
 def tiny_engine(*, seed: int = 0, **options: Unpack[EngineOptions]) -> Engine:
@@ -197,12 +213,15 @@ def transformers_twin(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 
     Config, attention, cache and rotary embedding are transformers' own.
     """
-    import transformers
-
     from palmette.runtime.loading.gguf_model import GGUFModel
 
     source = GGUFModel(path)
-    config = source.config
+    return _twin(source.config, source.read, dtype)
+
+
+def _twin(config: ModelConfig, read: Callable[[str], torch.Tensor], dtype: torch.dtype) -> Any:
+    import transformers
+
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab_rows,
@@ -219,7 +238,7 @@ def transformers_twin(path: Path, dtype: torch.dtype = torch.float32) -> Any:
             pad_token_id=0,
         )
     ).to(dtype)
-    weights = {name: source.read(name).to(dtype) for name in tensor_shapes(config)}
+    weights = {name: read(name).to(dtype) for name in tensor_shapes(config)}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"transformers wants other tensors: {missing}, {unexpected}")

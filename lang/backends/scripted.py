@@ -202,12 +202,14 @@ class Reply:
         if sum(map(bool, (self.text, self.pieces, self.token_ids))) > 1:
             raise ValueError("a reply has one of text, pieces and token_ids")
 
-    def ids(self, tokenizer: ByteTokenizer) -> list[int]:
-        """The scripted tokens, without the one that ends the sequence."""
+    def ids(self, tokenizer: ByteTokenizer, healed: str = "") -> list[int]:
+        """The scripted tokens, without the one that ends the sequence. The first of `pieces`, or
+        the text, is encoded together with the `healed` text before it.
+        """
         if self.token_ids:
-            return list(self.token_ids)
-        parts = self.pieces or (self.text,)
-        return [token_id for part in parts for token_id in tokenizer.encode(part)]
+            return [*tokenizer.encode(healed), *self.token_ids]
+        first, *more = self.pieces or (self.text,)
+        return [token_id for part in (healed + first, *more) for token_id in tokenizer.encode(part)]
 
 
 if TYPE_CHECKING:
@@ -304,6 +306,11 @@ class ScriptedBackend:
     @property
     def is_repeatable(self) -> bool:
         return self._is_repeatable
+
+    @property
+    def heals(self) -> bool:
+        """True: see `protocol.Heals`."""
+        return True
 
     @property
     def num_running(self) -> int:
@@ -465,10 +472,11 @@ class ScriptedBackend:
 
     def _tokens_of(self, reply: Reply, request: Request) -> Iterator[int]:
         """The reply's tokens, then end-of-sequence; over and over if that is to be ignored."""
-        ids = reply.ids(self._tokenizer)
+        ids = reply.ids(self._tokenizer, request.healed)
         sampling = request.sampling
         if request.constraint is not None:
-            _check_allowed(request.constraint, self._tokenizer.decode(ids), sampling.stop)
+            text = self._tokenizer.decode(ids)[len(request.healed) :]
+            _check_allowed(request.constraint, text, sampling.stop)
         if len(ids) < sampling.min_tokens and not sampling.ignore_eos:
             raise InvalidRequest(
                 f"the scripted output has {len(ids)} tokens, min_tokens asks for "
@@ -558,6 +566,7 @@ class _Output:
         self._produced: list[int] = []  # every token, the one that ended it included
         self._held: list[int] = []  # produced, not yet reported
         self._held_logprobs: list[TokenLogprob] = []
+        self._num_healed = len(request.healed)  # characters at the beginning of what is held
         self.is_finished = False
 
     @property
@@ -635,10 +644,13 @@ class _Output:
         ids = tuple(self._held[:count])
         logprobs = tuple(self._held_logprobs[:count])
         del self._held[:count], self._held_logprobs[:count]
+        text = self._tokenizer.decode(ids)
+        num_healed = min(self._num_healed, len(text))
+        self._num_healed -= num_healed
         return TokenEvent(
             request_id=self._request.request_id,
             token_ids=ids,
-            text=self._tokenizer.decode(ids),
+            text=text[num_healed:],
             logprobs=logprobs,
         )
 
@@ -646,13 +658,18 @@ class _Output:
         """Where the first stop string or match begins, and what it is; at most `num_new` characters
         of `text` are new.
         """
-        found = [(text.find(stop), stop) for stop in self._sampling.stop if stop in text]
+        first = self._num_healed
+        found = [
+            (text.find(stop, first), stop)
+            for stop in self._sampling.stop
+            if text.find(stop, first) >= 0
+        ]
         ends = range(max(0, len(text) - num_new), len(text) + 1)
         for pattern in map(re.compile, self._sampling.stop_regex):
-            places = ((start, end) for end in ends for start in range(end))
-            first = next((at for at in places if pattern.fullmatch(text, *at)), None)
-            if first is not None:
-                found.append((first[0], pattern.pattern))
+            places = ((start, end) for end in ends for start in range(first, end))
+            match = next((at for at in places if pattern.fullmatch(text, *at)), None)
+            if match is not None:
+                found.append((match[0], pattern.pattern))
         return min(found, key=lambda match: match[0], default=None)
 
     def _num_reportable(self, text: str) -> int:
@@ -667,7 +684,7 @@ class _Output:
                 length
                 for stop in self._sampling.stop
                 for length in range(1, len(stop))
-                if text.endswith(stop[:length])
+                if text[self._num_healed :].endswith(stop[:length])
             ),
             default=0,
         )

@@ -289,7 +289,9 @@ class KVManager:
         used = self.num_pages_for(computed) if keep else held
         if used > held:
             lease.publish(sequence.token_ids[:computed], page_ids[:used], tail=True)
-        if keep:
+        if keep and sequence.found_logprobs:
+            if lease.num_tokens < computed:  # the tree had the last ones, perhaps without them
+                lease.advance(sequence.token_ids[:computed])
             _keep_logprobs(sequence, lease)
         self.cache.pages.free(page_ids[max(used, held) :])
         return lease

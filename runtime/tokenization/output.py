@@ -55,6 +55,9 @@ class OutputBuffer:
     string cut in two. Without a stop string the caller ends with `finish`, which gives everything
     that was held back; half a character at the very end is one U+FFFD there.
 
+    The first `num_healed` characters are of the prompt, see `Request.healed`: no stop string is
+    sought in them, and their tokens are released with no text for them.
+
     Time is linear in the number of bytes, whatever the number of stop strings. A match of a pattern
     of `stop_regex` is treated as the stop string that it is; each takes time of its own.
     """
@@ -64,8 +67,12 @@ class OutputBuffer:
         token_bytes: Callable[[int], bytes],
         stop: Iterable[str] = (),
         stop_regex: Iterable[str] = (),
+        *,
+        num_healed: int = 0,
     ) -> None:
         self._decoder = StreamDecoder(token_bytes)
+        self._num_healed = num_healed
+        self._num_released = 0  # characters, healed ones among them
         self._matcher = StopFinder(stop, stop_regex)
         self._held: deque[_Group] = deque()  # the last may be open: it ends inside a character
         self._num_characters = 0
@@ -80,8 +87,16 @@ class OutputBuffer:
 
     @property
     def cut_text(self) -> str:
-        """After a match: the kept text that no whole released token stands for."""
+        """After a match: the kept text that no whole released token stands for, healed text that is
+        part of it included.
+        """
         return self._cut_text
+
+    def shown(self, text: str) -> str:
+        """`text`, which is the next to be released, without what of it is healed."""
+        num_healed = max(0, self._num_healed - self._num_released)
+        self._num_released += len(text)
+        return text[num_healed:]
 
     @property
     def num_held(self) -> int:
@@ -94,6 +109,7 @@ class OutputBuffer:
             raise RuntimeError("the output has ended: a token was fed after its stop or finish")
         is_open = bool(self._decoder.pending)
         text = self._decoder.feed(token_id)
+        start = max(0, self._num_healed - self._num_characters)
         self._num_characters += len(text)
         if is_open:
             group = self._held[-1]
@@ -102,10 +118,10 @@ class OutputBuffer:
             group.end = self._num_characters
         else:
             self._held.append(_Group(token_id, text, self._num_characters))
-        self._match = match = self._matcher.feed(text)
+        self._match = match = self._matcher.feed(text[start:])
         if match is None:
             return None
-        self._cut(match.start)
+        self._cut(match.start + self._num_healed)
         return match.stop
 
     def take(self, at_most: int | None = None) -> tuple[list[int], str]:
@@ -123,7 +139,7 @@ class OutputBuffer:
             group = self._held.popleft()
             token_ids.extend(group.token_ids)
             text.extend(group.text)
-        return token_ids, "".join(text)
+        return token_ids, self.shown("".join(text))
 
     def finish(self) -> tuple[list[int], str]:
         """Everything still held back: the output ends here, at its length or an end token."""
@@ -133,7 +149,7 @@ class OutputBuffer:
         token_ids = [token_id for group in self._held for token_id in group.token_ids]
         text = "".join(part for group in self._held for part in group.text)
         self._held.clear()
-        return token_ids, text + self._decoder.finish()
+        return token_ids, self.shown(text + self._decoder.finish())
 
     def _cut(self, start: int) -> None:
         """Keep the groups that end before the stop string; the rest of the kept text is cut."""
@@ -151,21 +167,28 @@ class OutputBuffer:
 class GrowingText:
     """The text of an output whose tokens may still change: is there a stop string in it?
 
-    Bytes are fed as they come; they never change.
+    Bytes are fed as they come; they never change. In the first `num_healed` characters no stop
+    string is sought.
     """
 
-    def __init__(self, stop: Iterable[str], stop_regex: Iterable[str] = ()) -> None:
+    def __init__(
+        self, stop: Iterable[str], stop_regex: Iterable[str] = (), *, num_healed: int = 0
+    ) -> None:
+        self._num_healed = num_healed
+        self._num_characters = 0
         self._decoder = StreamDecoder(lambda byte: bytes((byte,)))
         self._matcher = StopFinder(stop, stop_regex)
         self._text: list[str] = []
         self._num_bytes = 0
 
     def feed(self, data: bytes) -> StopMatch | None:
-        """The stop string that the bytes complete, as a place in the whole text."""
+        """The stop string that the bytes complete, as a place in the text behind what is healed."""
         self._num_bytes += len(data)
         text = "".join(map(self._decoder.feed, data))
         self._text.append(text)
-        return self._matcher.feed(text)
+        start = max(0, self._num_healed - self._num_characters)
+        self._num_characters += len(text)
+        return self._matcher.feed(text[start:])
 
     @property
     def num_bytes(self) -> int:
@@ -180,4 +203,4 @@ class GrowingText:
 
     def num_bytes_before(self, match: StopMatch) -> int:
         """Where in the bytes the stop string begins."""
-        return len("".join(self._text)[: match.start].encode())
+        return len("".join(self._text)[: self._num_healed + match.start].encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from benchmarks import (
     machine,
     memory,
     overhead,
+    select,
     starvation,
 )
 from palmette.runtime.config import EngineConfig, EngineOptions
@@ -387,3 +389,21 @@ def test_a_report_of_the_machine_names_what_it_found(
     assert "5,000 waiting: +2.0%" in shown
     machine.plot(figures, tmp_path / "plot.svg")
     assert "Prefilling" in (tmp_path / "plot.svg").read_text()
+
+
+# select
+
+
+def test_select_takes_a_pass_where_one_by_one_takes_one_for_each_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = ["--questions", "3", "--shared-tokens", "40", "--rounds", "2"]
+    args = select.parse(["--quick", *sizes])
+    assert select.measure(tiny_model(), ByteTokenizer(), args)
+    shown = capsys.readouterr().out
+    passes = [int(word) for word in re.findall(r"(\d+) passes", shown)]
+    assert len(passes) == 5
+    # Tokens are bytes here, and all options begin with a space: the rest waits for that.
+    assert passes[0] == 3 * 2
+    assert passes[1] == 3 * 4
+    assert "3 questions" in shown

@@ -53,6 +53,21 @@ def test_scoring_a_cached_text_computes_one_token(page_size: int, length: int) -
 
 
 @EVERY_PAGE_SIZE
+@pytest.mark.parametrize("length", [2, 17, 100])
+def test_scores_of_what_was_computed_without_them_are_kept_beside_it(
+    page_size: int, length: int
+) -> None:
+    engine = tiny_engine(page_size=page_size)
+    ids = text(0, length)
+    request = Request(request_id="g", token_ids=tuple(ids), sampling=SamplingParams(max_tokens=1))
+    engine.submit(request)
+    while engine.has_work:
+        engine.step()
+    assert score(engine, ids[:1], ids[1:]).usage.prefilled_tokens == length - 1
+    assert score(engine, ids[:1], ids[1:]).usage.prefilled_tokens == 1
+
+
+@EVERY_PAGE_SIZE
 def test_a_longer_text_computes_what_is_new(page_size: int) -> None:
     engine = tiny_engine(page_size=page_size)
     ids = text(1, 60)

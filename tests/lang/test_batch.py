@@ -132,6 +132,19 @@ def test_an_error_is_raised_and_cancels_the_others(program: pm.Function) -> None
 
 
 @BOTH
+async def test_an_async_batch_whose_task_is_cancelled_keeps_nothing(program: pm.Function) -> None:
+    backend = ScriptedBackend(Reply(text="x", delay=60))
+    task = asyncio.create_task(program.run_batch_async(ITEMS, num_threads=2, backend=backend))
+    while not backend.num_running:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    while backend.num_running:
+        await asyncio.sleep(0.001)
+
+
+@BOTH
 async def test_an_error_of_an_async_batch_cancels_the_others(program: pm.Function) -> None:
     def answer(prompt: str, request: Request) -> Reply:
         bad = prompt == "number 3"

@@ -9,6 +9,7 @@ import pytest
 
 import palmette as pm
 from palmette.errors import InvalidRequest, UnsupportedFeature
+from palmette.lang.backends.scripted import ScriptedBackend
 from palmette.protocol import Constraint
 
 
@@ -193,3 +194,35 @@ def test_every_sampling_option_reaches_the_request() -> None:
         assert {name: getattr(sampling, name) for name in options} == options
         assert (sampling.stop, sampling.stop_token_ids) == (("a", "b"), (3,))
         assert sampling.logprobs == num_top
+
+
+def test_explaining_is_an_option_of_the_run_alone() -> None:
+    with pytest.raises(TypeError, match="explain"):
+        pm.gen("x", explain=True)  # type: ignore[call-arg]
+
+
+def test_building_changes_nothing_that_was_passed_in() -> None:
+    stop, schema, options = ["."], {"type": "object", "properties": {"a": {}}}, ["a", "b"]
+    backend = ScriptedBackend({"": '{"a":1}', "p": "x"})
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.gen("x", stop=stop, max_tokens=3)
+        s += pm.gen("y", json_schema=schema, stop=stop) + pm.select("z", options)
+
+    defaults = {"stop": ["!"]}
+    program.run(backend=backend, **defaults)
+    assert (stop, options, defaults) == (["."], ["a", "b"], {"stop": ["!"]})
+    assert schema == {"type": "object", "properties": {"a": {}}}
+
+
+def test_a_jump_mode_of_the_run_is_for_generations_with_a_constraint() -> None:
+    backend = ScriptedBackend({"": "x"})
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.gen("x") + pm.gen("y", regex="x")
+
+    state = program.run(backend=backend, jump_forward="canonical")
+    assert (state["x"], state["y"]) == ("x", "x")
+    assert {request.sampling.jump_forward for request in backend.requests} == {"canonical"}

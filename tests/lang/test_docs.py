@@ -22,7 +22,7 @@ def test_the_programs_of_the_page_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     # Through the dict, so that the real one, with torch, is not loaded to be put back.
     monkeypatch.setitem(vars(pm), "Engine", lambda name: pm.ScriptedBackend("ok"))
     names: dict[str, object] = {}

@@ -20,6 +20,8 @@ from palmette.errors import (
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
 from palmette.lang.branch import Branch
 from palmette.protocol import Piece, Request
+from palmette.runtime.async_engine import AsyncEngine
+from palmette.runtime.testing import tiny_engine
 
 
 def run(backend: ScriptedBackend, body: object, **options: object) -> pm.State:
@@ -304,6 +306,43 @@ def test_a_failing_branch_fails_its_readers_and_join_where_they_stand() -> None:
         s += pm.gen("z")
 
     assert run(ScriptedBackend(failing), body)["z"] == "ok"
+
+
+def test_reading_a_branch_that_failed_cancels_no_other() -> None:
+    async def answer(prompt: str, request: Request) -> str:
+        if prompt.endswith("bad"):
+            raise InvalidRequest("no such thing")
+        await asyncio.sleep(0.02)
+        return "late"
+
+    def body(s: pm.State) -> None:
+        branches = s.fork(2)
+        branches += ["bad" + pm.gen("x"), "good" + pm.gen("x")]
+        with pytest.raises(PrimitiveFailed, match="no such thing"):
+            branches[0]["x"]
+        assert branches[1]["x"] == "late"
+
+    backend = ScriptedBackend(answer)
+    run(backend, body)
+    assert backend.aborted == []
+
+
+def test_branches_of_one_seed_draw_differently_and_the_same_in_any_company() -> None:
+    @pm.function
+    def program(s: pm.State, size: int) -> list[str]:
+        s += "Once"
+        branches = s.fork(size)
+        branches += pm.gen("x", max_tokens=8)
+        branches.join()
+        return list(s["x"])
+
+    with AsyncEngine.over(lambda: tiny_engine()) as engine:
+        options = {"backend": engine, "temperature": 1, "seed": 3, "ignore_eos": True}
+        many = program.run(6, **options).ret_value
+        assert len(set(many)) == 6
+        assert program.run(2, **options).ret_value == many[:2]
+        batch = program.run_batch([6, 2, 6], **options)
+        assert [state.ret_value for state in batch] == [many, many[:2], many]
 
 
 def test_a_failure_that_nobody_reads_is_raised_at_the_end_of_the_run() -> None:

@@ -75,6 +75,25 @@ def test_the_first_of_several_texts_is_that_of_one(engine: AsyncEngine) -> None:
     assert program.run(backend=engine, seed=3, n=3)["x"][0] == one
 
 
+def test_several_texts_at_temperature_zero_are_all_the_same(engine: AsyncEngine) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "Once" + pm.gen("x", n=3, max_tokens=8, temperature=0)
+
+    texts = program.run(backend=engine)["x"]
+    assert len(texts) == 3
+    assert len(set(texts)) == 1
+
+
+def test_the_stream_of_the_whole_text_has_the_first_of_several_texts() -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.gen("x", n=2) + "."
+
+    state = program.stream(backend=ScriptedBackend(["one", "two"]))
+    assert "".join(state.text_iter()) == "pone."
+
+
 def test_several_texts_compute_their_prompt_once() -> None:
     with WatchedEngine.watching(lambda: history_engine(hashed, page_size=4)[0]) as engine:
 
@@ -251,6 +270,20 @@ def test_log_probabilities_of_the_prompt_from_a_position_on() -> None:
     assert whole["input_token_logprobs"][0] == (None, ord("a"), None)
     assert program.run(9, backend=backend).meta("x")["prompt_logprobs"] == ()
     assert "prompt_logprobs" not in program.run(-1, backend=backend).meta("x")
+
+
+def test_log_probabilities_of_a_prompt_cost_a_request_that_the_usage_counts() -> None:
+    backend = scripted()
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "aabc" + pm.gen("x", return_logprob=True, logprob_start_len=1)
+
+    state = program.run(backend=backend)
+    assert len(backend.score_requests) == 1
+    assert state.meta("x")["prompt_tokens"] == 4
+    # Its nodes: the prompt's first token and those that another one follows.
+    assert state.usage().prompt_tokens == 4 + 3
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_its_continuation(engine: AsyncEngine) -> None:

@@ -292,6 +292,15 @@ def test_forced_tokens_and_the_one_that_ends_it_count() -> None:
     assert state.usage().forced_tokens == 4
 
 
+def test_constants_and_a_select_take_none_of_the_tokens() -> None:
+    def body(s: pm.State) -> None:
+        s += "a long constant" + pm.select("x", ["left", "right"]) + "and another" + pm.gen("y")
+
+    state = run(ScriptedBackend("ab"), body, max_total_tokens=3)
+    assert (state["x"], state["y"]) == ("left", "ab")
+    assert state.usage().completion_tokens == 3
+
+
 @pytest.mark.parametrize("max_tokens", [5, 30, 100])
 def test_branches_together_never_take_more_than_the_limit(max_tokens: int) -> None:
     backend = ScriptedBackend(Reply(text="0123456789", token_delay=0.0002))

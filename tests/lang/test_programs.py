@@ -27,6 +27,8 @@ from palmette.protocol import (
     SamplingParams,
     TokenEvent,
 )
+from palmette.runtime.async_engine import AsyncEngine
+from palmette.runtime.testing import history_engine
 
 
 def run(backend: ScriptedBackend, body: object, **options: object) -> pm.State:
@@ -364,6 +366,64 @@ def test_a_name_that_is_set_again_has_the_newest_value() -> None:
         s["x"] = 5
 
     assert run(backend, body)["x"] == 5
+
+
+def test_a_read_gives_what_stands_before_it_in_the_program() -> None:
+    backend = ScriptedBackend([Reply(text="1", delay=0.01), "2"])
+
+    def body(s: pm.State) -> None:
+        s += "p" + pm.gen("x")
+        chunks = s.text_iter("x")
+        first = next(chunks)
+        value = s["x"]
+        s += pm.gen("x")
+        assert (value, first + "".join(chunks), s["x"]) == ("1", "1", "2")
+
+    run(backend, body)
+
+
+def test_a_list_that_a_variable_is_set_to_is_copied() -> None:
+    def body(s: pm.State) -> None:
+        values = ["a"]
+        s["x"] = values
+        values.append("b")
+        assert s["x"] == ["a"]
+        s["x"].append("c")
+        s += "p" + pm.gen("x", append=True)
+        assert s["x"] == ["a", "ok"]
+
+    run(ScriptedBackend(), body)
+
+
+def test_a_run_ends_when_all_its_branches_are_done_read_or_not() -> None:
+    backend = ScriptedBackend(Reply(text="late", delay=0.02))
+    branches: list[pm.State] = []
+
+    def body(s: pm.State) -> None:
+        s += "p"
+        branches.extend(s.fork(2))
+        for branch in branches:
+            branch += pm.gen("x")
+
+    run(backend, body)
+    assert backend.num_running == 0
+    assert [branch["x"] for branch in branches] == ["late", "late"]
+
+
+def test_a_control_token_that_was_generated_has_an_id_and_no_text() -> None:
+    turn = 257
+
+    def logits_of(history: tuple[int, ...]) -> dict[int, float]:
+        return {turn: 9.0} if len(history) == 1 else {ord("a"): 9.0}
+
+    def body(s: pm.State) -> None:
+        s += "p" + pm.gen("x", max_tokens=3, temperature=0)
+
+    with AsyncEngine.over(lambda: history_engine(logits_of)[0]) as engine:
+        state = run(engine, body)
+        assert state.token_ids() == (ord("p"), turn, *b"aa")
+        assert state.text() == "paa"
+        assert engine.tokenizer.decode(state.token_ids()) == "p<|turn|>aa"
 
 
 def test_dtypes_give_python_values_and_raw_the_text() -> None:

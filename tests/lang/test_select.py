@@ -283,6 +283,17 @@ def test_a_temperature_draws_and_a_seed_repeats() -> None:
     assert set(cold) == {"a"}
 
 
+def test_the_temperature_of_the_run_is_not_for_a_select() -> None:
+    backend = ScriptedBackend(probabilities={"p": {"a": 0.51, "b": 0.49}})
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "p" + pm.select("x", ["a", "b"])
+
+    chosen = {program.run(backend=backend, temperature=5, seed=seed)["x"] for seed in range(40)}
+    assert chosen == {"a"}
+
+
 def test_branches_with_one_seed_draw_differently() -> None:
     backend = ScriptedBackend(probabilities={"p": {"a": 0.5, "b": 0.5}})
 

@@ -43,6 +43,18 @@ def test_the_joined_chunks_are_the_text(program: pm.Function) -> None:
 
 
 @BOTH
+def test_any_number_of_iterators_can_be_open_and_each_gives_everything(
+    program: pm.Function,
+) -> None:
+    state = program.stream(backend=slow())
+    first, second, of_variable = state.text_iter(), state.text_iter(), state.text_iter("x")
+    begun = [next(first), next(first)]
+    assert "".join(second) == "A12345678Babcd"
+    assert "".join(of_variable) == "12345678"
+    assert "".join([*begun, *first]) == "A12345678Babcd"
+
+
+@BOTH
 def test_the_joined_chunks_of_a_variable_are_its_value(program: pm.Function) -> None:
     state = program.stream(backend=slow())
     assert list(state.text_iter("y")) == list("abcd")

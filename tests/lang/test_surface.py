@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -228,6 +230,27 @@ def test_a_function_is_a_rule_and_may_return_the_choice_alone() -> None:
     state = choose(last)
     assert state["x"] == "Old Ulm"
     assert state.meta("x")["method"] == "last"
+
+
+def test_a_rule_may_take_its_time_and_scores_are_the_means_of_log_probabilities() -> None:
+    told = threading.Event()
+
+    def waits(*, choices: Sequence[str], **_: Any) -> str:
+        assert told.wait(timeout=60)  # for another program, which runs on the loop of all states
+        return choices[0]
+
+    @pm.function
+    def other(s: pm.State) -> None:
+        s += "p" + pm.gen("x")
+
+    with ThreadPoolExecutor(1) as pool:
+        chosen = pool.submit(choose, waits)
+        assert other.run(backend=pm.ScriptedBackend("ok"))["x"] == "ok"
+        told.set()
+        meta = chosen.result().meta("x")
+    for city in CITIES:
+        logprobs = meta["token_logprobs"][city]
+        assert meta["scores"][city] == pytest.approx(sum(logprobs) / len(logprobs))
 
 
 def test_what_a_rule_may_not_do_is_said() -> None:
