@@ -87,7 +87,7 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         dialect: Dialect = "openai",
         chat_template: Literal["chatml"] | None = None,
         top_logprobs: int = _MOST_TOP_LOGPROBS,
-        timeout: float = 120.0,
+        timeout: float | None = 120.0,
         **options: Any,
     ) -> None:
         """`options` are those of `RemoteOptions`, and others go to the client."""
@@ -258,8 +258,9 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         is_own = self._dialect == "openai"
         parameters[self._name_of_limit] = sampling.max_tokens
         if sampling.stop:
-            if is_own and len(sampling.stop) > _MAX_STOPS:
-                raise UnsupportedFeature("stop", f"the API takes {_MAX_STOPS} stop strings at most")
+            most = self._most_stops
+            if most is not None and len(sampling.stop) > most:
+                raise UnsupportedFeature("stop", f"the API takes {most} stop strings at most")
             parameters["stop"] = list(sampling.stop)
         if sampling.seed is not None:
             parameters["seed"] = seed_at(sampling.seed, request.path)
@@ -272,6 +273,10 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
             honoured.update(_FURTHER)
         self._refuse_all_but(honoured, sampling)
         return parameters
+
+    @property
+    def _most_stops(self) -> int | None:
+        return _MAX_STOPS if self._dialect == "openai" else None
 
     @property
     def _name_of_limit(self) -> str:
@@ -317,7 +322,7 @@ class OpenAIAnswer(Answer):
     """Chunks of either API, whose choices have a delta or a text."""
 
     def take(self, event: Any) -> str | None:
-        if event.usage:
+        if getattr(event, "usage", None):  # not every client has it in every chunk
             self.count(event.usage)
         if not event.choices:
             return None

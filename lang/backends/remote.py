@@ -626,7 +626,7 @@ def _may_pass(error: BaseException | None) -> bool:
 
 async def _closed(stream: Any) -> None:
     """Let go of a stream, by whichever name it has that."""
-    close = getattr(stream, "close", None) or getattr(stream, "aclose", None)
+    close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
     if close is not None:
         await close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,8 +18,12 @@ from tests.runtime.server.harness import served
 
 
 @contextmanager
-def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic, list[Any]]]:
-    """A backend whose server gives these answers, and the bodies of what it was asked."""
+def answering(
+    *answers: Response, to: Callable[[Any], Response] | None = None, **options: Any
+) -> Iterator[tuple[pm.Anthropic, list[Any]]]:
+    """A backend whose server gives these answers, or those of `to` to what it is asked; and the
+    bodies of what it was asked.
+    """
     asked: list[Any] = []
     app = FastAPI()
 
@@ -30,6 +34,8 @@ def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic
             request.headers.get("authorization", "")[7:],
         )
         asked.append(await request.json())
+        if to is not None:
+            return to(asked[-1])
         return answers[min(len(asked), len(answers)) - 1]
 
     with (
@@ -40,7 +46,10 @@ def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic
 
 
 def stream_of(
-    *texts: str, reason: str | None = "end_turn", sequence: str | None = None
+    *texts: str,
+    reason: str | None = "end_turn",
+    sequence: str | None = None,
+    input_tokens: int = 5,
 ) -> Response:
     message = {
         "id": "m",
@@ -51,7 +60,7 @@ def stream_of(
         "stop_reason": None,
         "stop_sequence": None,
         "usage": {
-            "input_tokens": 5,
+            "input_tokens": input_tokens,
             "output_tokens": 1,
             "cache_creation_input_tokens": 2,
             "cache_read_input_tokens": 4,

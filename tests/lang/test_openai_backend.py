@@ -183,7 +183,7 @@ USER, BEGUN = "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>assistant\nWell"
         ({}, "<|im_start|>user\nHi", {}, "gen in a message of user"),
         ({}, USER + BEGUN[:-4], {"top_k": 5}, "top_k"),
         ({}, USER + BEGUN[:-4], {"stop": tuple("abcde")}, "stop"),
-        ({}, USER + BEGUN[:-4], {"logprobs": 1}, "logprobs"),
+        ({}, USER + BEGUN[:-4], {"logprobs": 1}, "top_logprobs_num"),
         ({}, USER + BEGUN[:-4], {"constraint": Constraint.regex("a")}, "a regex constraint"),
         (
             {"api": "completions", "dialect": "vllm"},
