@@ -107,6 +107,8 @@ class Pace:
         """Let it through, which gives 0; or how long until it may be, if it is the first."""
         with self._lock:
             waiter.news.clear()
+            while self._waiters[0].loop.is_closed():  # what waited there will never go
+                self._waiters.popleft()
             if self._waiters[0] is not waiter:
                 return math.inf
             now = self._clock()
@@ -128,7 +130,7 @@ class Pace:
             try:
                 first.loop.call_soon_threadsafe(first.news.set)
                 return
-            except RuntimeError:  # its event loop was closed, and it will never go
+            except RuntimeError:  # its event loop is closed
                 self._waiters.popleft()
 
 
