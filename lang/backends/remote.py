@@ -312,7 +312,7 @@ class RemoteBackend(ABC, Generic[C]):
 
     @property
     def chooses(self) -> bool:
-        """Whether a `select` is asked for as a structured output."""
+        """Whether structured outputs stand in for what the API has no way to say."""
         return self._settings.emulate
 
     async def choose(self, request: ChoiceRequest) -> Choice:
@@ -421,23 +421,26 @@ class RemoteBackend(ABC, Generic[C]):
         is_enforced = constraint is None or self._enforces(constraint)
         if (not text or can_go_on) and is_enforced:
             return None
-        options: tuple[str, ...] = ()
-        schema = None
-        if constraint is not None and constraint.kind == "json_schema":
-            schema = self._schema(json.loads(plain(constraint).source))
-        elif constraint is not None and constraint.kind == "choices":
-            options = tuple(plain(constraint).options)
-        elif constraint is not None and not is_enforced:
+        kind = None if constraint is None else constraint.kind
+        can_stand_in = kind in (None, "json_schema", "choices")
+        if constraint is not None and not is_enforced and not (can_stand_in and self.chooses):
             raise self._not_enforced(constraint)
-        if not self._settings.emulate:
-            if constraint is not None and not is_enforced:
-                raise self._not_enforced(constraint)
+        if not (can_stand_in and self.chooses):
+            instead = (
+                "With emulate=True the whole message is asked for as a structured output"
+                if can_stand_in
+                else f"A {kind} cannot be put as a structured output"
+            )
             raise UnsupportedFeature(
                 "text of the assistant before gen",
-                f"this API begins each message anew; it has {text[:40]!r} already. With "
-                "emulate=True the whole message is asked for as a structured output",
+                f"this API begins each message anew; it has {text[:40]!r} already. {instead}",
             )
-        return Envelope(text, schema, options)
+        if constraint is None:
+            return Envelope(text)
+        plain(constraint)
+        if kind == "choices":
+            return Envelope(text, options=tuple(constraint.options))
+        return Envelope(text, json_schema=self._schema(json.loads(constraint.source)))
 
     async def _whole(
         self, request: Request, envelope: Envelope, answer: Answer, num_top: int = 0
@@ -468,7 +471,8 @@ class RemoteBackend(ABC, Generic[C]):
                         yield text
             finally:
                 await _closed(stream)
-            self._finish_reason(answer)  # or it has come to nothing
+            if answer.finish is None:
+                self._finish_reason(answer)
 
     @asynccontextmanager
     async def _asking(

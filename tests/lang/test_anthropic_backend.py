@@ -165,6 +165,40 @@ def test_a_message_that_has_begun_goes_on_where_the_model_does_that(prefill: boo
     assert asked[0]["messages"][-1] == {"role": "assistant", "content": "Team: "}
 
 
+@pytest.mark.parametrize("emulate", [False, True])
+def test_a_schema_for_the_rest_of_a_message_is_emulated_or_refused(emulate: bool) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += pm.user("Who?") + pm.assistant("It is " + pm.gen("who", json_schema=Person))
+
+    filled = '{"text_so_far": "It is ", "continuation": {"name": "Ada", "age": 36}}'
+    with answering(stream_of(filled), prefill=True, emulate=emulate) as (backend, asked):
+        if not emulate:
+            with pytest.raises(PrimitiveFailed, match="text of the assistant before gen"):
+                program.run(backend=backend)
+            assert not asked
+            return
+        assert program.run(backend=backend)["who"] == Person(name="Ada", age=36)
+    schema = asked[0]["output_config"]["format"]["schema"]
+    assert schema["properties"]["continuation"]["additionalProperties"] is False
+    assert [message["role"] for message in asked[0]["messages"]] == ["user"]
+
+
+def test_a_choice_is_a_structured_output_where_it_may_be() -> None:
+    @pm.function
+    def program(s: pm.State, temperature: float) -> None:
+        s += pm.user("Which?")
+        s += pm.assistant(pm.select("x", ["cat", "dog"], temperature=temperature))
+
+    with answering(stream_of('{"continuation": "dog"}'), emulate=True) as (backend, asked):
+        meta = program.run(temperature=0, backend=backend).meta("x")
+        with pytest.raises(PrimitiveFailed, match="select with a temperature"):
+            program.run(temperature=0.5, backend=backend)
+    assert (meta["method"], meta["probabilities"]) == ("structured_output", None)
+    assert len(asked) == 1
+    assert asked[0]["temperature"] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
