@@ -416,12 +416,14 @@ def _(backend: Any) -> object:
         s += f"{number}" + pm.gen("x", max_tokens=3)  # here
         s["x"]
 
-    with refusing() as (url, asked):
-        with pm.OpenAI("m", base_url=url, api_key="k", api="completions", max_retries=2) as api:
-            try:
-                return program.run_batch([0, 1], backend=api, num_threads=1)
-            finally:
-                assert (len(asked), api.stats().num_running) == (3, 0)
+    with (
+        refusing() as (url, asked),
+        pm.OpenAI("m", base_url=url, api_key="k", api="completions", max_retries=2) as api,
+    ):
+        try:
+            return program.run_batch([0, 1], backend=api, num_threads=1)
+        finally:
+            assert (len(asked), api.stats().num_running) == (3, 0)
 
 
 @row("an engine that was closed")

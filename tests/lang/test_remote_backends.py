@@ -151,7 +151,7 @@ def test_types_come_in_an_envelope_where_the_api_has_no_such_constraint() -> Non
     state = typed.run(backend=backend)
     assert (state["mood"], state["tags"]) == ("bad", '["x", 1]')
     assert len(asked) == 2
-    with pytest.raises(PrimitiveFailed, match="a choices constraint is not supported.*emulate"):
+    with pytest.raises(PrimitiveFailed, match=r"a choices constraint is not supported.*emulate"):
         typed.run(backend=asking(lambda _: chat_of("x"))[0])
 
 
