@@ -238,7 +238,9 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
             (row.shared.num_requests, row.shared.prompt_tokens, row.shared.completion_tokens),
             strict=True,
         )
-        table.add_row(row.api, *(f"{each} → {shared}" for each, shared in pairs), f"{row.ratio:.2f}x")
+        table.add_row(
+            row.api, *(f"{each} → {shared}" for each, shared in pairs), f"{row.ratio:.2f}x"
+        )
     console.print(table)
     for row in rows:
         if row.each.values != row.shared.values:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from palmette.errors import InvalidRequest, UnsupportedFeature
+from palmette.errors import InvalidRequest, RemoteError, UnsupportedFeature
+from palmette.lang.backends.bounds import breach_of, without_bounds
 from palmette.lang.backends.conversation import Conversation, conversation_of
 from palmette.lang.backends.envelope import Envelope, closed
 from palmette.lang.backends.remote import (
@@ -17,6 +18,7 @@ from palmette.lang.backends.remote import (
     plain,
 )
 from palmette.protocol import (
+    Constraint,
     FinishReason,
     Request,
     ScoreRequest,
@@ -40,7 +42,9 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
 
     The API takes messages, and a `gen` begins one of the assistant. `prefill` says that the model
     goes on with one that has begun, which later ones refuse. There are no seeds, no penalties and
-    no log-probabilities, and of constraints JSON schemas only; a `select` has to be emulated.
+    no log-probabilities, and of constraints JSON schemas only; a `select` has to be emulated. With
+    `emulate`, bounds of lengths and numbers in schemas, which the API does not take, are looked at
+    when the answer is there.
     `timeout` is in seconds, of one try. For the other options see `RemoteOptions`. Raises
     InvalidRequest for options that make no sense, and RemoteError for what the server answers.
     """
@@ -101,7 +105,17 @@ class Anthropic(RemoteBackend["anthropic.AsyncAnthropic"]):
     # What is sent
 
     def _schema(self, schema: Any) -> Any:
-        return closed(schema)
+        return without_bounds(closed(schema)) if self.chooses else closed(schema)
+
+    def _check(self, constraint: Constraint | None, text: str) -> None:
+        if constraint is None or constraint.kind != "json_schema" or not self.chooses:
+            return
+        try:
+            breach = breach_of(json.loads(constraint.source), text)
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"the API's answer is no JSON: {text[:80]!r}") from error
+        if breach is not None:
+            raise RemoteError(f"the API's answer is not as the schema has it: {breach}")
 
     def _parameters(
         self, request: Request, envelope: Envelope | None = None, num_top: int = 0

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from palmette.errors import RemoteError
@@ -25,8 +26,10 @@ _NEXT = re.compile(r"\s*,\s*")
 _DEFINITIONS = ("$defs", "definitions")
 # Where schemas stand in a schema: alone, in a list, or by name.
 _WITH_SCHEMA = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
-_WITH_LIST = ("anyOf", "oneOf", "prefixItems")
+_WITH_LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
 _WITH_NAMES = ("properties", "patternProperties", *_DEFINITIONS)
+# Below these, a schema that allows fewer objects allows others in all, or none.
+_NOT_CLOSED = ("allOf", "oneOf", "not", "if")
 _SHORTEST_CUT = 12  # characters: two escaped halves of one character
 
 Schema = Any
@@ -162,6 +165,23 @@ def _rooted(schema: Schema, root: str) -> Schema:
     return made
 
 
+def map_schemas(
+    schema: Mapping[str, Any], function: Callable[[Schema], Schema], *, but: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A copy with `function` of each schema that stands in it, `but` below these names."""
+    made = dict(schema)
+    for name, value in schema.items():
+        if name in but:
+            continue
+        if name in _WITH_SCHEMA:
+            made[name] = function(value)
+        elif name in _WITH_LIST and isinstance(value, list):
+            made[name] = [function(each) for each in value]
+        elif name in _WITH_NAMES and isinstance(value, Mapping):
+            made[name] = {key: function(each) for key, each in value.items()}
+    return made
+
+
 def closed(schema: Schema, *, all_required: bool = False) -> Schema:
     """A schema that allows fewer objects, and so is right where the given one is: no properties
     that it does not name, unless it speaks of them, and with `all_required`, none left out.
@@ -169,16 +189,7 @@ def closed(schema: Schema, *, all_required: bool = False) -> Schema:
     """
     if not isinstance(schema, Mapping):
         return schema
-    made = dict(schema)
-    for name, value in schema.items():
-        if name in _WITH_SCHEMA:
-            made[name] = closed(value, all_required=all_required)
-        elif name in _WITH_LIST and isinstance(value, list):
-            made[name] = [closed(each, all_required=all_required) for each in value]
-        elif name in _WITH_NAMES and isinstance(value, Mapping):
-            made[name] = {
-                key: closed(each, all_required=all_required) for key, each in value.items()
-            }
+    made = map_schemas(schema, partial(closed, all_required=all_required), but=_NOT_CLOSED)
     if isinstance(made.get("properties"), Mapping):
         made.setdefault("additionalProperties", False)
         if all_required:

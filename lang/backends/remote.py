@@ -268,17 +268,22 @@ class RemoteBackend(ABC, Generic[C]):
                 )
             spelling = Spelling(answer.tokens)
         texts = self._texts(self._parameters(request), request, answer)
+        whole = []
         async with aclosing(texts):
             async for text in texts:
+                whole.append(text)
                 if spelling is None:
                     yield self._event(request, text)
                 else:
                     yield _spelled_event(request, spelling.take(text))
         if spelling is not None:
             yield _spelled_event(request, spelling.rest())
+        finish_reason = self._finish_reason(answer)
+        if finish_reason is FinishReason.STOP and answer.stop_reason is None:
+            self._check(request.constraint, "".join(whole))
         yield TokenEvent(
             request_id=request.request_id,
-            finish_reason=self._finish_reason(answer),
+            finish_reason=finish_reason,
             stop_reason=answer.stop_reason,
             usage=answer.usage(self._prices),
         )
@@ -295,12 +300,10 @@ class RemoteBackend(ABC, Generic[C]):
         wide = replace(sampling, stop=(), max_tokens=sampling.max_tokens + envelope.num_bytes)
         asked = replace(request, sampling=wide, constraint=None)
         text, is_whole = await self._whole(asked, envelope, answer)
-        found = cut(
-            envelope.read(text, is_whole=is_whole).encode(),
-            sampling.stop,
-            is_whole=is_whole,
-            is_fresh=True,
-        )
+        rest = envelope.read(text, is_whole=is_whole)
+        if is_whole:
+            self._check(request.constraint, rest)
+        found = cut(rest.encode(), sampling.stop, is_whole=is_whole, is_fresh=True)
         assert found is not None
         yield self._event(request, found.text.decode())
         yield TokenEvent(
@@ -405,6 +408,11 @@ class RemoteBackend(ABC, Generic[C]):
     @abstractmethod
     def _schema(self, schema: Any) -> Any:
         """A schema that asks for no more than the given one, as the API takes it."""
+
+    def _check(self, constraint: Constraint | None, text: str) -> None:
+        """Raises RemoteError for a whole text that is not as its constraint has it, where the API
+        was not asked for all of that.
+        """
 
     # Asking
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import palmette as pm
 from palmette.errors import InvalidRequest, PrimitiveFailed, RemoteError
@@ -182,6 +182,35 @@ def test_a_schema_for_the_rest_of_a_message_is_emulated_or_refused(emulate: bool
     schema = asked[0]["output_config"]["format"]["schema"]
     assert schema["properties"]["continuation"]["additionalProperties"] is False
     assert [message["role"] for message in asked[0]["messages"]] == ["user"]
+
+
+class Short(BaseModel):
+    name: str = Field(max_length=3)
+
+
+@pytest.mark.parametrize("before", ["", "It is "])
+def test_bounds_that_the_api_does_not_take_are_looked_at_afterwards(before: str) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += pm.user("Who?") + pm.assistant(before + pm.gen("who", json_schema=Short))
+
+    def answer(name: str) -> Response:
+        value = {"name": name}
+        return stream_of(
+            json.dumps({"text_so_far": before, "continuation": value} if before else value)
+        )
+
+    with answering(answer("Ada"), answer("Grace"), emulate=True) as (backend, asked):
+        assert program.run(backend=backend)["who"] == Short(name="Ada")
+        with pytest.raises(PrimitiveFailed, match="#/name: maxLength is 3"):
+            program.run(backend=backend)
+    schema = asked[0]["output_config"]["format"]["schema"]
+    assert '"maxLength": 3' not in json.dumps(schema)
+    assert "maxLength: 3" in json.dumps(schema)
+    with answering(answer("Ada")) as (backend, asked):
+        if not before:
+            program.run(backend=backend)
+            assert '"maxLength": 3' in json.dumps(asked)
 
 
 def test_a_choice_is_a_structured_output_where_it_may_be() -> None:
