@@ -195,7 +195,7 @@ def through(app: FastAPI, make: Callable[..., Any], **options: Any) -> Iterator[
 
 def count(program: Callable[[State], None], backend: Any, num_tokens: int | None) -> Count:
     before = backend.stats()
-    state = pm.function(program, num_api_spec_tokens=num_tokens).run(backend=backend)
+    state = pm.function(num_api_spec_tokens=num_tokens)(program).run(backend=backend)
     after = backend.stats()
     return Count(
         num_requests=after.num_tries - before.num_tries,

@@ -65,7 +65,7 @@ class LiteLLM(OpenAI):
         given = {name: value for name, value in self._options.items() if value is not None}
         return _Client(package, {**given, "num_retries": 0})
 
-    async def _begin(self, client: _Client, parameters: dict[str, Any]) -> Any:
+    async def _begin(self, client: Any, parameters: dict[str, Any]) -> Any:
         return await client.create(parameters)
 
     @property

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -16,6 +16,7 @@ from palmette.lang.backends.envelope import Envelope, closed, option_probabiliti
 from palmette.lang.backends.spelling import Spelling, Token
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+FEW = settings(max_examples=30, deadline=None)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -31,6 +32,7 @@ def filled(envelope: Envelope, rest: Any, **style: Any) -> str:
     return json.dumps(answer, **style)
 
 
+@FEW
 @given(TEXT, TEXT, st.booleans(), st.sampled_from([None, 2]))
 def test_a_text_is_read_back_whole_and_in_part(
     begun: str, rest: str, ascii_only: bool, indent: int | None
@@ -117,6 +119,7 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
+@FEW
 @given(value=JSON | st.dictionaries(st.sampled_from("abc"), JSON, max_size=3), all_required=...)
 def test_a_closed_schema_allows_nothing_that_the_given_one_does_not(
     schema: Any, value: Any, all_required: bool
@@ -196,6 +199,7 @@ def test_a_likely_token_that_leads_into_two_options_tells_nothing() -> None:
     assert found is None
 
 
+@FEW
 @given(st.data())
 def test_probabilities_sum_to_one_and_are_those_of_the_walk(data: st.DataObject) -> None:
     """Letters are tokens, so that each option is one walk."""
