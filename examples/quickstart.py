@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 import palmette as pm
+from palmette.protocol import TokenBackend
 
 
 class Record(BaseModel):
@@ -49,12 +50,12 @@ def triage(s: pm.State, ticket: str) -> None:
     s += pm.assistant_end()
 
 
-def run(backend: pm.Engine, ticket: str) -> pm.State:
+def run(backend: TokenBackend, ticket: str) -> pm.State:
     """Run the program on one ticket and print what it made."""
     state = triage.run(ticket=ticket, backend=backend, temperature=0)
     print(f"Ticket:  {ticket}")
-    odds = state.meta("team")["probabilities"]
-    print(f"Team:    {state['team']} ", *(f"{team} {odds[team]:.0%}" for team in TEAMS))
+    odds = state.meta("team")["probabilities"] or {}  # an API may not tell
+    print(f"Team:    {state['team']} ", *(f"{team} {odd:.0%}" for team, odd in odds.items()))
     print(f"Record:  {state['record']!r}")
     for opening, note in zip(OPENINGS, state["note"], strict=True):
         print(f"Note:    {opening}{note}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from palmette.errors import BackendNotSet, UnsupportedFeature
+from palmette.lang.choices import Choice, ChoiceRequest
 from palmette.protocol import Request, SamplingParams, TokenBackend
 
 
@@ -27,6 +28,20 @@ class Speculates(Protocol):
 
     def speculating(self, num_tokens: int) -> TokenBackend:
         """The backend for one run, whose calls write so many tokens at most."""
+        ...
+
+
+@runtime_checkable
+class Chooses(Protocol):
+    """A backend that can have the model name one of some texts where it cannot `score` them."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it is to be asked so."""
+        ...
+
+    async def choose(self, request: ChoiceRequest) -> Choice:
+        """Raises UnsupportedFeature for a temperature where probabilities are not known."""
         ...
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from palmette.protocol import Piece, Tokenizer
+from palmette.protocol import Piece, Tokenizer, Usage
 
 
 class ChoicesMethod(str, Enum):
@@ -79,6 +79,32 @@ class ChoicesSamplingMethod(ABC):
         output_token_logprobs: Sequence[Sequence[Scored]],
         unconditional_token_logprobs: Sequence[Sequence[Scored]] | None = None,
     ) -> ChoicesDecision: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceRequest:
+    """Which of `options` comes behind `token_ids`? With a temperature one is drawn, by `seed` and
+    `key`, the place in the program.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    options: tuple[str, ...]
+    temperature: float = 0.0
+    seed: int | None = None
+    key: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What came of it. `probabilities` are those of the options, in their order, if they are known;
+    `method` says how the one at place `index` was chosen.
+    """
+
+    index: int
+    method: str
+    usage: Usage
+    probabilities: tuple[float, ...] | None = None
 
 
 def method_name(method: ChoicesMethod | ChoiceRule) -> str:

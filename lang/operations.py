@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from palmette.errors import EngineError, InvalidRequest, RequestAborted
+from palmette.errors import EngineError, InvalidRequest, RequestAborted, UnsupportedFeature
+from palmette.lang.backend import Chooses
 from palmette.lang.choices import (
+    ChoiceRequest,
     ChoiceRule,
     ChoicesMethod,
     EncodedOptions,
@@ -373,6 +375,10 @@ class Choose(Operation):
             branch.add_text(transcript.append_option(options[0]), self.slot)
             branch.set_slot(self.slot, self._meta([0.0], [1.0], [0.0], [(0.0,)], [()], Usage()))
             return
+        backend = branch.run.backend
+        if isinstance(backend, Chooses) and backend.chooses:
+            await self._have_chosen(branch, backend)
+            return
         encoded = await _off_loop(
             (transcript.num_pending_chars + len(max(options, key=len))) * len(options),
             encode_options,
@@ -404,6 +410,41 @@ class Choose(Operation):
         if branch.run.explains:
             meta["prompt"] = result.prompt
         branch.set_slot(self.slot, {**more, **meta})
+
+    async def _have_chosen(self, branch: Branch, backend: Chooses) -> None:
+        """By a backend that has no log-probabilities of given texts."""
+        select, transcript = self.select, branch.transcript
+        if select.method is not ChoicesMethod.PROBABILITY:
+            raise UnsupportedFeature(
+                f"choices_method {method_name(select.method)}",
+                "it needs log-probabilities of every option, which a chat API does not give",
+                param="choices_method",
+            )
+        prompt_ids = await _off_loop(transcript.num_pending_chars, transcript.commit)
+        choice = await backend.choose(
+            ChoiceRequest(
+                request_id=branch.run.next_request_id(branch),
+                token_ids=prompt_ids,
+                options=select.choices,
+                temperature=select.temperature,
+                seed=self.seed,
+                key=(branch.path, len(prompt_ids)),
+            )
+        )
+        branch.add_usage(choice.usage)
+        option = select.choices[choice.index]
+        encoded = [tuple(branch.run.backend.tokenizer.encode(each)) for each in select.choices]
+        transcript.choose(prompt_ids + encoded[choice.index], option)
+        branch.add_text(option, self.slot)
+        known = choice.probabilities
+        meta = {
+            "method": choice.method,
+            "probabilities": known and dict(zip(select.choices, known, strict=True)),
+            "token_ids": dict(zip(select.choices, encoded, strict=True)),
+            "finish_reason": FinishReason.STOP.value,
+            **usage_figures(choice.usage),
+        }
+        branch.set_slot(self.slot, meta)
 
     async def _pick(
         self,
@@ -590,4 +631,5 @@ def usage_figures(usage: Usage) -> dict[str, Any]:
         "queued_milliseconds": usage.queued_seconds * 1000,
         "first_token_milliseconds": usage.first_token_seconds * 1000,
         "milliseconds": usage.total_seconds * 1000,
+        **({} if usage.cost is None else {"cost": usage.cost}),
     }

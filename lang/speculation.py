@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 
 from palmette.errors import RemoteError
 from palmette.lang.backends.conversation import without_begun_text
+from palmette.lang.choices import Choice, ChoiceRequest
 from palmette.lang.wrapping import Wrapping
 from palmette.protocol import FinishReason, Request, TokenEvent, Usage
 
 if TYPE_CHECKING:
+    from palmette.lang.backends.accounts import RemoteStats
     from palmette.lang.backends.remote import AnyRemoteBackend
 
 _KEPT = 8  # calls of a run; a program goes on with its latest
@@ -70,10 +72,10 @@ def cut(rest: bytes, stops: Sequence[str], *, is_whole: bool, is_fresh: bool) ->
 class Speculating(Wrapping["AnyRemoteBackend"]):
     """A backend for one run of a program: `backend`, asked for up to `num_tokens` in a call.
 
-    It answers `gen`s that end at a stop string and have no constraint; all others are asked of
-    `backend` as they are. `max_tokens` of those it answers bounds nothing: how many tokens a part
-    of a call had is not known. Where messages cannot be gone on with, the model writes all of one,
-    and must begin it as the program does. Raises RemoteError if it does not.
+    It answers `gen`s that end at a stop string and have no constraint, nor log-probabilities; all
+    others are asked of `backend` as they are. `max_tokens` of those it answers bounds nothing: how
+    many tokens a part of a call had is not known. Where messages cannot be gone on with, the model
+    writes all of one, and must begin it as the program does. Raises RemoteError if it does not.
     """
 
     def __init__(self, backend: AnyRemoteBackend, num_tokens: int) -> None:
@@ -81,9 +83,20 @@ class Speculating(Wrapping["AnyRemoteBackend"]):
         self._num_tokens = num_tokens
         self._written: list[Written] = []
 
+    @property
+    def chooses(self) -> bool:
+        return self._backend.chooses
+
+    async def choose(self, request: ChoiceRequest) -> Choice:
+        return await self._backend.choose(request)
+
+    def stats(self) -> RemoteStats:
+        return self._backend.stats()
+
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """In one piece, where it is answered here."""
-        if request.constraint is not None or not request.sampling.stop:
+        sampling = request.sampling
+        if request.constraint is not None or not sampling.stop or sampling.logprobs is not None:
             async with aclosing(self._backend.generate(request)) as events:
                 async for event in events:
                     yield event

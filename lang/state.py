@@ -176,8 +176,9 @@ class State:
         tuple of `TokenLogprob`, and the same as SGLang has it, in entries of (log-probability, id,
         text): ``output_token_logprobs``, ``output_top_logprobs``, ``input_token_logprobs``. For
         `select` ``probabilities``, ``log_likelihoods``, ``scores``, ``method``, ``token_ids`` and
-        ``token_logprobs``, each by option. After ``run(..., explain=True)`` also ``prompt``: its
-        tokens in stretches, each cached or with the reason why it was not.
+        ``token_logprobs``, each by option; a chat API gives less, and may leave ``probabilities``
+        None. Where a backend was told prices, ``cost``. After ``run(..., explain=True)`` also
+        ``prompt``: its tokens in stretches, each cached or with the reason why it was not.
         """
         return self._settled(name).all_meta()
 

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 from palmette.protocol import (
     ChatTemplate,
+    Heals,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
@@ -41,6 +42,10 @@ class Wrapping(Generic[B]):
     @property
     def max_context(self) -> int:
         return self._backend.max_context
+
+    @property
+    def heals(self) -> bool:
+        return isinstance(self._backend, Heals) and self._backend.heals
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         return await self._backend.score(request)

@@ -78,6 +78,7 @@ from palmette.lang.state import State
 
 if TYPE_CHECKING:
     from palmette.lang.backends.anthropic import Anthropic
+    from palmette.lang.backends.litellm import LiteLLM
     from palmette.lang.backends.openai import OpenAI
     from palmette.runtime.async_engine import AsyncEngine as Engine
 
@@ -97,6 +98,7 @@ __all__ = [
     "Function",
     "InvalidOutput",
     "InvalidRequest",
+    "LiteLLM",
     "ModelError",
     "OpenAI",
     "Outline",
@@ -149,6 +151,7 @@ __all__ = [
 _LARGE = {
     "Anthropic": ("palmette.lang.backends.anthropic", "Anthropic"),
     "Engine": ("palmette.runtime.async_engine", "AsyncEngine"),
+    "LiteLLM": ("palmette.lang.backends.litellm", "LiteLLM"),
     "OpenAI": ("palmette.lang.backends.openai", "OpenAI"),
 }
 

@@ -365,6 +365,7 @@ class Usage:
     passes there would have been if each token had been drawn in one of its own: tokens that were
     forced, and those that were guessed and then drawn. `queued_seconds` until the first admission,
     `first_token_seconds` until the first token, `total_seconds` until the end, from submission.
+    `cost` is what the tokens cost, where a backend was told prices.
     """
 
     prompt_tokens: int = 0
@@ -380,13 +381,18 @@ class Usage:
     queued_seconds: float = 0.0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
+    cost: float | None = None
 
     def plus(self, other: Usage) -> Usage:
-        """Both together."""
+        """Both together; where only one of them has a cost, that is the cost."""
+        pairs = {
+            each.name: (getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)
+        }
         return Usage(
             **{
-                each.name: getattr(self, each.name) + getattr(other, each.name)
-                for each in fields(self)
+                name: a + b if a is not None and b is not None else b if a is None else a
+                for name, (a, b) in pairs.items()
             }
         )
 

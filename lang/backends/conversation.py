@@ -31,6 +31,20 @@ def plain_prompt(token_ids: Sequence[int], tokenizer: ByteTokenizer) -> str:
     return tokenizer.decode(token_ids[num_before:] if begins else token_ids)
 
 
+def check_spells_no_control(token_ids: Sequence[int], tokenizer: ByteTokenizer) -> None:
+    """Raises UnsupportedFeature where text spells what opens or closes messages, and would do so
+    in a prompt that is sent as one text.
+    """
+    text = b"".join(
+        tokenizer.token_bytes(token_id) or b"\0" for token_id in token_ids
+    )  # so that none is put together around a control token
+    for control in (_BEGIN, _END):
+        if control.encode() in text:
+            raise UnsupportedFeature(
+                f"{control} in the text of a message", "a completion takes it for a control token"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Closed messages, and the text behind them: that of the open message of `role`, or, where

@@ -6,13 +6,28 @@ What a server cannot honour is refused by name, before anything is sent.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from palmette.errors import InvalidRequest, RemoteError, UnsupportedFeature
-from palmette.lang.backends.conversation import Conversation, conversation_of, plain_prompt
-from palmette.lang.backends.remote import Answer, RemoteBackend, changed_in, plain, seed_at, told
+from palmette.lang.backends.conversation import (
+    Conversation,
+    check_spells_no_control,
+    conversation_of,
+    plain_prompt,
+)
+from palmette.lang.backends.envelope import Envelope, closed
+from palmette.lang.backends.remote import (
+    Answer,
+    RemoteBackend,
+    RemoteOptions,
+    changed_in,
+    plain,
+    seed_at,
+    told,
+)
+from palmette.lang.backends.spelling import Token
 from palmette.protocol import (
     ChatTemplate,
     Constraint,
@@ -33,6 +48,9 @@ Dialect = Literal["openai", "palmette", "sglang", "vllm"]
 _COMMON = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _FURTHER = ("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids")
 _MAX_STOPS = 4  # of OpenAI's own
+_MOST_TOP_LOGPROBS = 20
+_MOST_OF_A_REFUSAL = 1000  # characters
+_BYTE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 
 
 class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
@@ -41,17 +59,19 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
     `api` is "chat" or "completions": the first takes messages, and a `gen` there begins an
     assistant's message; the second takes plain text, and has log-probabilities for `select`.
     `dialect` says what the server takes beyond OpenAI's own parameters: top-k and its kin, regexes
-    and grammars, and going on with a message that has begun. `max_concurrency` requests are under
-    way at once, the others wait. A request that fails for a passing reason (no connection, 408,
-    409, 429, 5xx) is sent again up to `max_retries` times, after the time that the server asks for
-    or one that doubles. `timeout` is in seconds, of one try.
+    and grammars, and going on with a message that has begun. With `chat_template="chatml"` roles
+    are written out for completions, for models that were trained on that template.
+
+    Where a `select` is emulated, the API is asked for the `top_logprobs` likeliest tokens, and
+    tells how likely the options are if these are among them; 0 is for models that have none.
+    `timeout` is in seconds, of one try. For the other options see `RemoteOptions`.
 
     Prompts are sent as text, so `token_ids` are bytes here, and nothing is known of what the server
     has cached but what it says. Raises InvalidRequest for options that make no sense, and
     RemoteError for what the server answers.
     """
 
-    package = "openai"
+    package = errors = "openai"
     finish_reasons: ClassVar[Mapping[str, FinishReason]] = {
         "stop": FinishReason.STOP,
         "length": FinishReason.LENGTH,
@@ -65,40 +85,45 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         api_key: str | None = None,
         api: Api = "chat",
         dialect: Dialect = "openai",
-        max_concurrency: int = 32,
-        max_retries: int = 3,
-        timeout: float = 120.0,
-        max_context: int = 1 << 30,
-        **client_options: Any,
+        chat_template: Literal["chatml"] | None = None,
+        top_logprobs: int = _MOST_TOP_LOGPROBS,
+        timeout: float | None = 120.0,
+        **options: Any,
     ) -> None:
-        """`client_options` go to `openai.AsyncOpenAI`."""
+        """`options` are those of `RemoteOptions`, and others go to the client."""
         for name, value, known in (("api", api, Api), ("dialect", dialect, Dialect)):
             if value not in get_args(known):
                 raise InvalidRequest(
                     f"{name} must be one of {', '.join(get_args(known))}, got {value!r}", param=name
                 )
-        options = {
-            "base_url": base_url,
-            "api_key": api_key,
-            "max_retries": max_retries,
-            "timeout": timeout,
-            **client_options,
-        }
-        super().__init__(
-            model,
-            max_concurrency=max_concurrency,
-            max_context=max_context,
-            client_options=options,
-        )
+        if not 0 <= top_logprobs <= _MOST_TOP_LOGPROBS:
+            raise InvalidRequest(
+                f"top_logprobs must be from 0 to {_MOST_TOP_LOGPROBS}, got {top_logprobs}",
+                param="top_logprobs",
+            )
+        if chat_template not in (None, "chatml") or (chat_template and api == "chat"):
+            raise InvalidRequest(
+                'chat_template is "chatml" for api="completions"; in a chat the server has its own',
+                param="chat_template",
+            )
+        own, client_options = RemoteOptions.split(options)
+        client_options |= {"base_url": base_url, "api_key": api_key, "timeout": timeout}
+        super().__init__(model, options=own, client_options=client_options)
+        if own.emulate and api != "chat":
+            raise InvalidRequest('emulate is for api="chat"', param="emulate")
         self._api: Api = api
         self._dialect: Dialect = dialect
+        self._writes_roles = api == "chat" or chat_template is not None
+        self._top_logprobs = top_logprobs
         self._new_client()  # so that a key that is missing is told of here
 
     @property
     def chat_template(self) -> ChatTemplate:
-        if self._api != "chat":
+        if not self._writes_roles:
             raise UnsupportedFeature(
-                "a chat role", 'api="completions" takes plain text: write the prompt by hand'
+                "a chat role",
+                'api="completions" takes plain text: write the prompt by hand, or give it '
+                "chat_template",
             )
         return self._template
 
@@ -115,7 +140,9 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         """
         if self._api != "completions":
             raise UnsupportedFeature(
-                "select", 'log-probabilities of given texts need api="completions"'
+                "select",
+                'log-probabilities of given texts need api="completions"; with emulate=True the '
+                "choice is asked for as a structured output",
             )
         options = request.continuations
         for one in options:
@@ -124,27 +151,31 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
                 raise UnsupportedFeature(
                     "select", f"option {text!r} begins another one, which only an engine can score"
                 )
-        started = time.monotonic()
-        prompt = plain_prompt(request.token_ids, self._tokenizer)
+        prompt = self._prompt(request.token_ids)
         texts = [prompt + self._tokenizer.decode(option) for option in options]
-        lane = self._lane()
-        async with lane.slots:
-            sent = time.monotonic()
-            with told(self.package):
-                answer: Any = await lane.client.completions.create(
+        answer = self._new_answer()
+        num_bytes = len(request.token_ids) * len(options) + sum(map(len, options))
+        async with self._asking(answer, num_bytes, 0) as send:
+            scored = await send(
+                lambda client: client.completions.create(
                     model=self._model, prompt=texts, max_tokens=0, echo=True, logprobs=1
                 )
-        found = {choice.index: choice.logprobs for choice in answer.choices}
-        logprobs = tuple(
-            _logprobs_behind(found.get(index), len(prompt), text)
-            for index, text in enumerate(texts)
+            )
+            with told(self.errors, is_answer=True):
+                found = {choice.index: choice.logprobs for choice in scored.choices}
+                logprobs = tuple(
+                    _logprobs_behind(found.get(index), len(prompt), text)
+                    for index, text in enumerate(texts)
+                )
+                if scored.usage:
+                    answer.count(scored.usage)
+        return ScoreResult(
+            request_id=request.request_id, logprobs=logprobs, usage=answer.usage(self._prices)
         )
-        total = time.monotonic() - started
-        counted = self._new_answer()
-        if answer.usage:
-            counted.count(answer.usage)
-        usage = counted.usage(queued=sent - started, first=total, total=total)
-        return ScoreResult(request_id=request.request_id, logprobs=logprobs, usage=usage)
+
+    @property
+    def chooses(self) -> bool:
+        return self._api == "chat" and super().chooses
 
     def __enter__(self) -> OpenAI:
         return self
@@ -160,13 +191,30 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
     def _new_answer(self) -> OpenAIAnswer:
         return OpenAIAnswer()
 
-    async def _begin(self, client: openai.AsyncOpenAI, parameters: dict[str, Any]) -> Any:
+    async def _begin(self, client: Any, parameters: dict[str, Any]) -> Any:
         api: Any = client.chat.completions if self._api == "chat" else client.completions
         return await api.create(**parameters)
 
     # What is sent
 
-    def _parameters(self, request: Request) -> dict[str, Any]:
+    @property
+    def _num_top_for_choice(self) -> int:
+        return self._top_logprobs
+
+    def _is_conversation(self) -> bool:
+        return self._api == "chat"
+
+    def _enforces(self, constraint: Constraint) -> bool:
+        is_chat_schema = constraint.kind == "json_schema" and self._api == "chat"
+        is_known = constraint.kind in _STRUCTURED.get(self._dialect, {})
+        return is_chat_schema or (is_known and constraint.syntax is None)
+
+    def _schema(self, schema: Any) -> Any:
+        return closed(schema, all_required=True) if self._dialect == "openai" else schema
+
+    def _parameters(
+        self, request: Request, envelope: Envelope | None = None, num_top: int = 0
+    ) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         parameters: dict[str, Any] = {
             "model": self._model,
@@ -176,22 +224,29 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         }
         if self._api == "chat":
             conversation = conversation_of(request.token_ids, self._tokenizer)
-            parameters["messages"] = self._messages(conversation, extra)
+            begun = "" if envelope is not None else conversation.text
+            parameters["messages"] = self._messages(conversation, begun, extra)
         else:
-            parameters["prompt"] = plain_prompt(request.token_ids, self._tokenizer)
+            parameters["prompt"] = self._prompt(request.token_ids)
+        if envelope is not None:
+            parameters.update(_response_format(envelope.schema()))
+        if num_top:
+            parameters.update(logprobs=True, top_logprobs=num_top)
         if request.constraint is not None:
             parameters.update(self._constraint(request.constraint, extra))
-        if request.explain:
-            raise UnsupportedFeature("explain", "an API does not say what it has cached")
         if extra:
             parameters["extra_body"] = extra
         return parameters
 
-    def _messages(self, conversation: Conversation, extra: dict[str, Any]) -> list[Any]:
-        self._check_place(conversation)
+    def _prompt(self, token_ids: Sequence[int]) -> str:
+        if self._writes_roles:
+            check_spells_no_control(token_ids, self._tokenizer)
+        return plain_prompt(token_ids, self._tokenizer)
+
+    def _messages(self, conversation: Conversation, begun: str, extra: dict[str, Any]) -> list[Any]:
         messages: list[Any] = [dict(message) for message in conversation.messages]
-        if conversation.text:
-            messages.append({"role": "assistant", "content": conversation.text})
+        if begun:
+            messages.append({"role": "assistant", "content": begun})
             extra["continue_final_message"] = True
             extra["add_generation_prompt"] = False
         return messages
@@ -201,40 +256,53 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         changed = changed_in(sampling)
         parameters = {name: getattr(sampling, name) for name in _COMMON if name in changed}
         is_own = self._dialect == "openai"
-        limit = "max_completion_tokens" if is_own and self._api == "chat" else "max_tokens"
-        parameters[limit] = sampling.max_tokens
+        parameters[self._name_of_limit] = sampling.max_tokens
         if sampling.stop:
-            if is_own and len(sampling.stop) > _MAX_STOPS:
-                raise UnsupportedFeature("stop", f"the API takes {_MAX_STOPS} stop strings at most")
+            most = self._most_stops
+            if most is not None and len(sampling.stop) > most:
+                raise UnsupportedFeature("stop", f"the API takes {most} stop strings at most")
             parameters["stop"] = list(sampling.stop)
         if sampling.seed is not None:
             parameters["seed"] = seed_at(sampling.seed, request.path)
-        honoured = {*_COMMON, "max_tokens", "stop", "seed", "jump_forward"}
+        if sampling.logprobs is not None:
+            # Some servers take 0 for none.
+            parameters["logprobs"] = True if self._api == "chat" else 1
+        honoured = {*_COMMON, "max_tokens", "stop", "seed", "logprobs", "jump_forward"}
         if not is_own:
             extra.update({name: getattr(sampling, name) for name in _FURTHER if name in changed})
             honoured.update(_FURTHER)
         self._refuse_all_but(honoured, sampling)
         return parameters
 
+    @property
+    def _most_stops(self) -> int | None:
+        return _MAX_STOPS if self._dialect == "openai" else None
+
+    @property
+    def _name_of_limit(self) -> str:
+        is_own = self._dialect == "openai" and self._api == "chat"
+        return "max_completion_tokens" if is_own else "max_tokens"
+
     def _constraint(self, constraint: Constraint, extra: dict[str, Any]) -> dict[str, Any]:
         plain(constraint)
+        if not self._enforces(constraint):
+            raise self._not_enforced(constraint)
         if constraint.kind == "json_schema" and self._api == "chat":
-            schema = json.loads(constraint.source)
-            wanted = {"name": "output", "schema": schema, "strict": True}
-            return {"response_format": {"type": "json_schema", "json_schema": wanted}}
-        known = _STRUCTURED.get(self._dialect, {})
-        if constraint.kind not in known or constraint.syntax is not None:
-            raise UnsupportedFeature(
-                f"a {constraint.kind} constraint", f"the API of {self._model} does not enforce it"
-            )
+            return _response_format(self._schema(json.loads(constraint.source)))
+        name = _STRUCTURED[self._dialect][constraint.kind]
         value = constraint.options if constraint.kind == "choices" else constraint.source
         if constraint.kind == "json_schema":
             value = json.loads(constraint.source)
         if self._dialect == "sglang":
-            extra[known[constraint.kind]] = value
+            extra[name] = value
         else:
-            extra["structured_outputs"] = {known[constraint.kind]: value}
+            extra["structured_outputs"] = {name: value}
         return {}
+
+
+def _response_format(schema: Any) -> dict[str, Any]:
+    wanted = {"name": "output", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}
 
 
 # What each kind of constraint is called by servers that run open models.
@@ -254,14 +322,35 @@ class OpenAIAnswer(Answer):
     """Chunks of either API, whose choices have a delta or a text."""
 
     def take(self, event: Any) -> str | None:
-        if event.usage:
+        if getattr(event, "usage", None):  # not every client has it in every chunk
             self.count(event.usage)
         if not event.choices:
             return None
         choice = event.choices[0]
         self.finish = choice.finish_reason or self.finish
-        text: str | None = choice.delta.content if hasattr(choice, "delta") else choice.text
-        return text
+        logprobs = getattr(choice, "logprobs", None)
+        if not hasattr(choice, "delta"):
+            if logprobs:
+                self._take_named(logprobs)
+            text: str | None = choice.text
+            return text
+        for each in (logprobs and logprobs.content) or ():
+            top = (each.top_logprobs or ())[:_MOST_TOP_LOGPROBS]
+            known = tuple((_spelled(other), other.logprob) for other in top)
+            self.tokens.append(Token(_spelled(each), each.logprob, known))
+        refusal = getattr(choice.delta, "refusal", None)
+        if refusal and len(self.refusal) < _MOST_OF_A_REFUSAL:
+            self.refusal += refusal
+        content: str | None = choice.delta.content
+        return content
+
+    def _take_named(self, logprobs: Any) -> None:
+        """Tokens of a completion, which have names: their text, or their bytes spelled out."""
+        for name, value in zip(logprobs.tokens or (), logprobs.token_logprobs or (), strict=True):
+            spelled = name.encode("utf-8", "replace")
+            if name.startswith("bytes:"):
+                spelled = _BYTE.sub(lambda found: bytes([int(found[1], 16)]), spelled[6:])
+            self.tokens.append(Token(spelled, value))
 
     def count(self, usage: Any) -> None:
         """Take over the counts."""
@@ -269,6 +358,10 @@ class OpenAIAnswer(Answer):
         self.num_prompt = usage.prompt_tokens
         self.num_cached = min(self.num_prompt, (details.cached_tokens or 0) if details else 0)
         self.num_completed = usage.completion_tokens or 0
+
+
+def _spelled(token: Any) -> bytes:
+    return token.token.encode("utf-8", "replace") if token.bytes is None else bytes(token.bytes)
 
 
 def _logprobs_behind(found: Any, start: int, text: str) -> tuple[float, ...]:

@@ -109,6 +109,7 @@ class SharingBackend(Wrapping[TokenBackend]):
             _digest(request.token_ids),
             replace(request.sampling, seed=None),
             request.constraint,
+            request.healed,
             request.salt,
         )
         async with aclosing(self._read(key, lambda answer: self._ask(answer, request))) as news:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import palmette as pm
 from palmette.runtime.recording import PrefixTree
 from tests.examples.conftest import LoadExample
+from tests.runtime.server.harness import live
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,33 @@ def test_a_ticket_gets_its_team_a_valid_record_and_three_notes(
     assert isinstance(state["record"], example.Record)
     assert len(state["note"]) == 3
     assert all(note.strip() for note in state["note"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"api": "completions", "dialect": "palmette", "chat_template": "chatml"},
+        pytest.param({"dialect": "palmette", "emulate": True}, marks=pytest.mark.slow),
+    ],
+    ids=["completions", "chat"],
+)
+def test_it_runs_over_our_own_server(
+    engine: pm.Engine, load_example: LoadExample, options: dict[str, Any]
+) -> None:
+    example = load_example("quickstart")
+    with (
+        live(engine, model_name="m") as url,
+        pm.OpenAI("m", base_url=f"{url}/v1", api_key="unused", **options) as backend,
+    ):
+        state = example.run(backend, "My invoice is wrong.")
+        here = example.run(engine, "My invoice is wrong.")
+    assert isinstance(state["record"], example.Record)
+    assert len(state["note"]) == 3
+    assert state["team"] == "billing"
+    if "chat_template" in options:
+        assert state.text() == here.text()
+        odds = here.meta("team")["probabilities"]
+        assert state.meta("team")["probabilities"] == pytest.approx(odds, rel=1e-3)
 
 
 def test_the_table_has_a_row_for_each_primitive_whose_sum_is_what_the_engine_counted(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import palmette as pm
 from palmette.errors import InvalidRequest, PrimitiveFailed, RemoteError
@@ -18,8 +18,12 @@ from tests.runtime.server.harness import served
 
 
 @contextmanager
-def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic, list[Any]]]:
-    """A backend whose server gives these answers, and the bodies of what it was asked."""
+def answering(
+    *answers: Response, to: Callable[[Any], Response] | None = None, **options: Any
+) -> Iterator[tuple[pm.Anthropic, list[Any]]]:
+    """A backend whose server gives these answers, or those of `to` to what it is asked; and the
+    bodies of what it was asked.
+    """
     asked: list[Any] = []
     app = FastAPI()
 
@@ -30,6 +34,8 @@ def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic
             request.headers.get("authorization", "")[7:],
         )
         asked.append(await request.json())
+        if to is not None:
+            return to(asked[-1])
         return answers[min(len(asked), len(answers)) - 1]
 
     with (
@@ -40,7 +46,10 @@ def answering(*answers: Response, **options: Any) -> Iterator[tuple[pm.Anthropic
 
 
 def stream_of(
-    *texts: str, reason: str | None = "end_turn", sequence: str | None = None
+    *texts: str,
+    reason: str | None = "end_turn",
+    sequence: str | None = None,
+    input_tokens: int = 5,
 ) -> Response:
     message = {
         "id": "m",
@@ -51,7 +60,7 @@ def stream_of(
         "stop_reason": None,
         "stop_sequence": None,
         "usage": {
-            "input_tokens": 5,
+            "input_tokens": input_tokens,
             "output_tokens": 1,
             "cache_creation_input_tokens": 2,
             "cache_read_input_tokens": 4,
@@ -154,6 +163,69 @@ def test_a_message_that_has_begun_goes_on_where_the_model_does_that(prefill: boo
             return
         assert program.run(backend=backend)["team"] == "billing"
     assert asked[0]["messages"][-1] == {"role": "assistant", "content": "Team: "}
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+def test_a_schema_for_the_rest_of_a_message_is_emulated_or_refused(emulate: bool) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += pm.user("Who?") + pm.assistant("It is " + pm.gen("who", json_schema=Person))
+
+    filled = '{"text_so_far": "It is ", "continuation": {"name": "Ada", "age": 36}}'
+    with answering(stream_of(filled), prefill=True, emulate=emulate) as (backend, asked):
+        if not emulate:
+            with pytest.raises(PrimitiveFailed, match="text of the assistant before gen"):
+                program.run(backend=backend)
+            assert not asked
+            return
+        assert program.run(backend=backend)["who"] == Person(name="Ada", age=36)
+    schema = asked[0]["output_config"]["format"]["schema"]
+    assert schema["properties"]["continuation"]["additionalProperties"] is False
+    assert [message["role"] for message in asked[0]["messages"]] == ["user"]
+
+
+class Short(BaseModel):
+    name: str = Field(max_length=3)
+
+
+@pytest.mark.parametrize("before", ["", "It is "])
+def test_bounds_that_the_api_does_not_take_are_looked_at_afterwards(before: str) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += pm.user("Who?") + pm.assistant(before + pm.gen("who", json_schema=Short))
+
+    def answer(name: str) -> Response:
+        value = {"name": name}
+        return stream_of(
+            json.dumps({"text_so_far": before, "continuation": value} if before else value)
+        )
+
+    with answering(answer("Ada"), answer("Grace"), emulate=True) as (backend, asked):
+        assert program.run(backend=backend)["who"] == Short(name="Ada")
+        with pytest.raises(PrimitiveFailed, match="#/name: maxLength is 3"):
+            program.run(backend=backend)
+    schema = asked[0]["output_config"]["format"]["schema"]
+    assert '"maxLength": 3' not in json.dumps(schema)
+    assert "maxLength: 3" in json.dumps(schema)
+    with answering(answer("Ada")) as (backend, asked):
+        if not before:
+            program.run(backend=backend)
+            assert '"maxLength": 3' in json.dumps(asked)
+
+
+def test_a_choice_is_a_structured_output_where_it_may_be() -> None:
+    @pm.function
+    def program(s: pm.State, temperature: float) -> None:
+        s += pm.user("Which?")
+        s += pm.assistant(pm.select("x", ["cat", "dog"], temperature=temperature))
+
+    with answering(stream_of('{"continuation": "dog"}'), emulate=True) as (backend, asked):
+        meta = program.run(temperature=0, backend=backend).meta("x")
+        with pytest.raises(PrimitiveFailed, match="select with a temperature"):
+            program.run(temperature=0.5, backend=backend)
+    assert (meta["method"], meta["probabilities"]) == ("structured_output", None)
+    assert len(asked) == 1
+    assert asked[0]["temperature"] == 0
 
 
 @pytest.mark.parametrize(

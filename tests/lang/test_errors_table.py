@@ -11,23 +11,26 @@ from __future__ import annotations
 import inspect
 import re
 import signal
+import socket
 import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import fastapi as http
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 
 import palmette as pm
-from palmette.errors import EngineError
 from palmette.protocol import Request, TokenEvent
 from tests.end_to_end.load import WatchedEngine, check_ledger
 from tests.end_to_end.test_limits import slow_engine
-from tests.runtime.server.harness import wait_for
+from tests.runtime.server.harness import served, wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -46,29 +49,39 @@ def row(title: str) -> Callable[[Case], Case]:
     return keep
 
 
-class RateLimited(EngineError):
-    """As a client of an API raises it when it has tried often enough."""
-
-
-TROUBLES = {
-    "<down>": ConnectionError("connection to 127.0.0.1:9 refused"),
-    "<429>": RateLimited("429 too many requests, after 3 tries"),
-    "<fault>": ZeroDivisionError("division by zero"),
-}
-
-
 class Troubled(WatchedEngine):
-    """A tiny model; prompts that end in one of the troubles meet it."""
+    """A tiny model; a prompt that ends in a fault meets it."""
 
     async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
-        prompt = self.tokenizer.decode(request.token_ids)
-        for ending, error in TROUBLES.items():
-            if prompt.endswith(ending):
-                raise error
+        if self.tokenizer.decode(request.token_ids).endswith("<fault>"):
+            raise ZeroDivisionError("division by zero")
         generating = cast("Any", super().generate(request))
         async with aclosing(generating) as events:
             async for event in events:
                 yield event
+
+
+def closed_port() -> str:
+    """The URL of an API at which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@contextmanager
+def refusing() -> Iterator[tuple[str, list[Any]]]:
+    """The URL of an API that has had too many requests, and what it was asked."""
+    asked: list[Any] = []
+    app = FastAPI()
+
+    @app.post("/v1/completions")
+    async def completions(request: http.Request) -> JSONResponse:
+        asked.append(await request.json())
+        told = {"message": "Rate limit reached", "type": "requests", "param": None, "code": None}
+        return JSONResponse({"error": told}, 429, headers={"retry-after-ms": "1"})
+
+    with served(app) as url:
+        yield f"{url}/v1", asked
 
 
 def long_gen(name: str) -> Any:
@@ -384,20 +397,33 @@ def _(backend: Any) -> object:
 def _(backend: Any) -> object:
     @pm.function
     def program(s: pm.State) -> None:
-        s += "<down>" + pm.gen("x")  # here
+        s += "once" + pm.gen("x")  # here
         s["x"]
 
-    return program.run(backend=backend)
+    with pm.OpenAI(
+        "m", base_url=closed_port(), api_key="k", api="completions", max_retries=1
+    ) as api:
+        try:
+            return program.run(backend=api)
+        finally:
+            assert (api.stats().num_tries, api.stats().num_running) == (2, 0)
 
 
 @row("an API that refuses more requests")
 def _(backend: Any) -> object:
     @pm.function
     def program(s: pm.State, number: int) -> None:
-        s += ("<429>" if number else "once") + pm.gen("x", max_tokens=3)  # here
+        s += f"{number}" + pm.gen("x", max_tokens=3)  # here
         s["x"]
 
-    return program.run_batch([0, 1], backend=backend)
+    with (
+        refusing() as (url, asked),
+        pm.OpenAI("m", base_url=url, api_key="k", api="completions", max_retries=2) as api,
+    ):
+        try:
+            return program.run_batch([0, 1], backend=api, num_threads=1)
+        finally:
+            assert (len(asked), api.stats().num_running) == (3, 0)
 
 
 @row("an engine that was closed")

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 import palmette as pm
 from palmette.errors import InvalidRequest, PrimitiveFailed, RemoteError
+from palmette.lang.backends import remote as backends
 from palmette.lang.backends.conversation import conversation_of, text_tokenizer
 from palmette.lang.backends.scripted import ChatMLTemplate, Reply, ScriptedBackend
 from palmette.protocol import Constraint, Piece, Request, SamplingParams
@@ -183,7 +184,7 @@ USER, BEGUN = "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|>assistant\nWell"
         ({}, "<|im_start|>user\nHi", {}, "gen in a message of user"),
         ({}, USER + BEGUN[:-4], {"top_k": 5}, "top_k"),
         ({}, USER + BEGUN[:-4], {"stop": tuple("abcde")}, "stop"),
-        ({}, USER + BEGUN[:-4], {"logprobs": 1}, "logprobs"),
+        ({}, USER + BEGUN[:-4], {"logprobs": 1}, "top_logprobs_num"),
         ({}, USER + BEGUN[:-4], {"constraint": Constraint.regex("a")}, "a regex constraint"),
         (
             {"api": "completions", "dialect": "vllm"},
@@ -281,8 +282,13 @@ async def test_what_passes_is_tried_again_and_counts_are_the_servers() -> None:
     ],
 )
 async def test_what_does_not_pass_is_told(
-    answer: Any, error: type[Exception], words: str, num_asked: int
+    answer: Any,
+    error: type[Exception],
+    words: str,
+    num_asked: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(backends, "_FIRST_BACKOFF", 0.001)
     backend, asked = answering(answer)
     with pytest.raises(error, match=words):
         await text_of(backend, ask(backend))
