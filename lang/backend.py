@@ -31,6 +31,14 @@ class Speculates(Protocol):
 
 
 @runtime_checkable
+class HasEndpoint(Protocol):
+    """What stands for the backend it has, as a `Runtime` does."""
+
+    @property
+    def endpoint(self) -> TokenBackend: ...
+
+
+@runtime_checkable
 class Counts(Protocol):
     """A backend that counts what it does."""
 
@@ -109,7 +117,9 @@ async def compute_prefix(backend: TokenBackend, token_ids: Sequence[int]) -> Non
 
 
 def checked(backend: TokenBackend) -> TokenBackend:
-    """`backend`, if it is one. Raises TypeError otherwise."""
+    """`backend`, if it is one, or the endpoint that it has. Raises TypeError otherwise."""
+    if isinstance(backend, HasEndpoint) and not isinstance(backend, type):
+        backend = backend.endpoint
     for method in ("generate", "score"):
         if isinstance(backend, type) or not callable(getattr(backend, method, None)):
             raise TypeError(

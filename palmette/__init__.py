@@ -76,7 +76,9 @@ from palmette.lang.state import State
 
 if TYPE_CHECKING:
     from palmette.lang.backends.anthropic import Anthropic
+    from palmette.lang.backends.endpoint import Endpoint, RuntimeEndpoint
     from palmette.lang.backends.openai import OpenAI
+    from palmette.lang.backends.runtime import Runtime
     from palmette.runtime.async_engine import AsyncEngine as Engine
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "ChoicesMethod",
     "ChoicesSamplingMethod",
     "ConstraintError",
+    "Endpoint",
     "Engine",
     "EngineError",
     "Function",
@@ -104,6 +107,8 @@ __all__ = [
     "RemoteError",
     "Reply",
     "RequestAborted",
+    "Runtime",
+    "RuntimeEndpoint",
     "ScriptedBackend",
     "State",
     "TokenBudgetExceeded",
@@ -144,8 +149,11 @@ __all__ = [
 # What is loaded when it is first asked for.
 _LARGE = {
     "Anthropic": ("palmette.lang.backends.anthropic", "Anthropic"),
+    "Endpoint": ("palmette.lang.backends.endpoint", "Endpoint"),
     "Engine": ("palmette.runtime.async_engine", "AsyncEngine"),
     "OpenAI": ("palmette.lang.backends.openai", "OpenAI"),
+    "Runtime": ("palmette.lang.backends.runtime", "Runtime"),
+    "RuntimeEndpoint": ("palmette.lang.backends.endpoint", "RuntimeEndpoint"),
 }
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from palmette.errors import InvalidRequest, RemoteError
-from palmette.lang.backends.lanes import Lane, Lanes
+from palmette.lang.backends.lanes import Lanes
+from palmette.lang.backends.remote import Lane
 
 if TYPE_CHECKING:
     import httpx
@@ -144,28 +145,37 @@ class HttpServer:
                         raise _too_long(path, MAX_JSON)
         return _data(path, content)
 
-    async def events(self, path: str, body: Any, *, most: int) -> AsyncGenerator[Any, None]:
-        """The events of the stream that answers `body`, as JSON data, `most` of them at most.
+    async def events(
+        self, path: str, body: Any, *, most: int, most_bytes: int
+    ) -> AsyncGenerator[Any, None]:
+        """The events of the stream that answers `body`, as JSON data; so many and so many bytes of
+        them at most.
 
         Closing it closes the connection. Raises RemoteError, also where the stream ends without
         saying that this is its end.
         """
-        async with self._answer(path, body) as answer:
+        is_done = False
+        num_lines = num_bytes = 0
+        async with (
+            self._answer(path, body) as answer,
+            aclosing(self._lines(path, answer)) as lines,
+        ):
             if answer.headers.get("content-type", "").partition(";")[0] != "text/event-stream":
                 raise RemoteError(f"{path} did not answer with a stream of events")
-            num_lines = 0
-            async with aclosing(self._lines(path, answer)) as lines:
-                async for line in lines:
-                    num_lines += 1  # a comment is one too: a stream of those alone must end
-                    if num_lines > most:
-                        raise RemoteError(f"{path} sent more than {most} events")
-                    if not line.startswith(b"data:"):
-                        continue
-                    payload = line[len(b"data:") :].strip()
-                    if payload == b"[DONE]":
-                        return
+            async for line in lines:
+                num_lines += 1  # a comment is one too: a stream of those alone must end
+                num_bytes += len(line)
+                if num_lines > most or num_bytes > most_bytes:
+                    raise RemoteError(f"{path} sent more events than were asked for")
+                if not line.startswith(b"data:") or is_done:
+                    continue
+                payload = line[len(b"data:") :].strip()
+                # Read on to the end: a connection is used again if nothing is left to read.
+                is_done = payload == b"[DONE]"
+                if not is_done:
                     yield _data(path, payload)
-        raise RemoteError(f"{path} ended its stream in the middle")
+        if not is_done:
+            raise RemoteError(f"{path} ended its stream in the middle")
 
     async def send_news(self, path: str, body: Any) -> None:
         """Send what may be lost: beside the slots, once, and whatever the answer."""

@@ -1,37 +1,14 @@
-"""What each event loop uses of a server: connections of its own, and slots for so many requests."""
+"""The lanes of a backend: each event loop has connections and slots of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import weakref
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from palmette.errors import EngineStopped
-
-
-class Client(Protocol):
-    """What talks to the server, and belongs to the event loop that it was first used on."""
-
-    async def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=Client)
-
-
-class Lane(Generic[C]):
-    """What one event loop uses: a client, and slots for so many requests."""
-
-    def __init__(self, client: C, max_concurrency: int) -> None:
-        self.client = client
-        self.slots = asyncio.Semaphore(max_concurrency)
-        self._closing: asyncio.Task[None] | None = None
-
-    def close(self) -> asyncio.Task[None]:
-        """Close the connections, once. On the loop."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self.client.close())
-        return self._closing
+from palmette.lang.backends.remote import C, Lane
 
 
 class Lanes(Generic[C]):

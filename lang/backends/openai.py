@@ -127,7 +127,7 @@ class OpenAI(RemoteBackend["openai.AsyncOpenAI"]):
         started = time.monotonic()
         prompt = plain_prompt(request.token_ids, self._tokenizer)
         texts = [prompt + self._tokenizer.decode(option) for option in options]
-        lane = self._lanes.current()
+        lane = self._lane()
         async with lane.slots:
             sent = time.monotonic()
             with told(self.package):

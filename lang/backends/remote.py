@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from palmette.errors import InvalidRequest, RemoteError, UnsupportedFeature
+from palmette.errors import EngineStopped, InvalidRequest, RemoteError, UnsupportedFeature
 from palmette.lang.backends.conversation import Conversation, text_tokenizer
-from palmette.lang.backends.lanes import C, Lanes
 from palmette.lang.backends.scripted import ByteTokenizer, ChatMLTemplate
 from palmette.lang.speculation import Speculating
 from palmette.protocol import (
@@ -30,6 +31,30 @@ from palmette.protocol import (
 
 NEUTRAL = SamplingParams()
 _AT_FAULT = (400, 404, 413, 422)  # the request itself is
+
+
+class Client(Protocol):
+    """What talks to the server, and belongs to the event loop that it was first used on."""
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+class Lane(Generic[C]):
+    """What one event loop uses: a client, and slots for so many requests."""
+
+    def __init__(self, client: C, max_concurrency: int) -> None:
+        self.client = client
+        self.slots = asyncio.Semaphore(max_concurrency)
+        self._closing: asyncio.Task[None] | None = None
+
+    def close(self) -> asyncio.Task[None]:
+        """Close the connections, once. On the loop."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self.client.close())
+        return self._closing
 
 
 class Answer(ABC):
@@ -70,11 +95,15 @@ class RemoteBackend(ABC, Generic[C]):
         if max_concurrency < 1:
             raise InvalidRequest("max_concurrency must be at least 1", param="max_concurrency")
         self._model = model
+        self._max_concurrency = max_concurrency
         self._max_context = max_context
         self._options = client_options
         self._tokenizer = text_tokenizer()
         self._template = ChatMLTemplate()
-        self._lanes = Lanes(model, self._new_client, max_concurrency)
+        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane[C]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._is_closed = False
 
     @property
     def model_name(self) -> str:
@@ -103,11 +132,17 @@ class RemoteBackend(ABC, Generic[C]):
 
     def close(self) -> None:
         """No more requests. Connections are closed soon, and what is still under way fails."""
-        self._lanes.close()
+        self._is_closed = True
+        for loop, lane in list(self._lanes.items()):
+            if loop.is_running():
+                loop.call_soon_threadsafe(lane.close)
 
     async def aclose(self) -> None:
         """As `close`, and wait until the connections of this event loop are closed."""
-        await self._lanes.aclose()
+        self.close()
+        lane = self._lanes.get(asyncio.get_running_loop())
+        if lane is not None:
+            await lane.close()
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -121,7 +156,7 @@ class RemoteBackend(ABC, Generic[C]):
         """Text as it comes; closing the iterator early ends the request."""
         started = time.monotonic()
         parameters = self._parameters(request)
-        lane = self._lanes.current()
+        lane = self._lane()
         answer = self._new_answer()
         first_seconds = 0.0
         async with lane.slots:
@@ -184,6 +219,16 @@ class RemoteBackend(ABC, Generic[C]):
                 f"the backend {type(self).__name__}",
                 f"install it with: pip install 'palmette[{self.package}]'",
             ) from error
+
+    def _lane(self) -> Lane[C]:
+        """What the running event loop uses. Raises EngineStopped once closed."""
+        if self._is_closed:
+            raise EngineStopped(f"the backend for {self._model} was closed")
+        loop = asyncio.get_running_loop()
+        lane = self._lanes.get(loop)
+        if lane is None:
+            lane = self._lanes[loop] = Lane(self._new_client(), self._max_concurrency)
+        return lane
 
     def _check_place(self, conversation: Conversation) -> None:
         """Raises UnsupportedFeature unless the prompt ends where an API of messages writes."""

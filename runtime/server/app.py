@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from pydantic import BaseModel
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -299,9 +299,9 @@ class _Routes:
         raw = await _read_body(http, self._service.limits)
         try:
             if len(raw) < _LONG_BODY:
-                return from_json(raw, allow_inf_nan=False)
-            return await asyncio.to_thread(from_json, raw, allow_inf_nan=False)
-        except ValueError as error:
+                return json.loads(raw)
+            return await asyncio.to_thread(json.loads, raw)
+        except (ValueError, RecursionError) as error:
             raise ApiError(
                 400, f"the body is not valid JSON: {error}", code="invalid_json"
             ) from None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
 from palmette.protocol import Tokenizer
 from palmette.runtime.tokenization.byte import ByteTokenizer
+from palmette.runtime.tokenization.prepared import prepare
 from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
 
 FORMAT = 1
@@ -37,3 +39,11 @@ def from_portable(text: str) -> LoadedTokenizer | ByteTokenizer:
         return LoadedTokenizer.of_parts(told["loaded"])
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"the tokenizer cannot be read: {error}", param="tokenizer") from error
+
+
+def from_library(text: str) -> LoadedTokenizer:
+    """From what a tokenizer of the tokenizers library writes. Raises ModelFileError for one that is
+    of a kind that is not read.
+    """
+    prepared = prepare(Path("tokenizer"), json.loads(text))
+    return LoadedTokenizer(prepared)
