@@ -61,9 +61,10 @@ def to_data(value: Any, *, without: frozenset[str] = frozenset()) -> Any:
         if all(type(item) is int for item in value):
             return list(value)
         return [to_data(item) for item in value]
+    kind: type = type(value)
     return {
         name: to_data(field)
-        for name, default in _defaults(type(value)).items()
+        for name, default in _defaults(kind).items()
         if name not in without and (field := getattr(value, name)) != default
     }
 

@@ -46,6 +46,11 @@ class Output:
         """Whether a stop string was found."""
         return self._buffer.matched is not None
 
+    @property
+    def is_to_be_left(self) -> bool:
+        """Whether it is at its end, which the server does not know: it takes no stop patterns."""
+        return self._buffer.matched in self._request.sampling.stop_regex
+
     def add(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
     ) -> TokenEvent | None:
@@ -54,13 +59,15 @@ class Output:
             raise RemoteError("the server did not tell how likely each token was")
         if token_ids and self._first is None:
             self._first = time.monotonic() - self._started
+        self.num_tokens += len(token_ids)
+        if self.is_stopped:
+            return None
         self._logprobs += logprobs
         for token_id in token_ids:
             if not 0 <= token_id < self._tokenizer.vocab_size:
                 raise RemoteError(
                     f"the server drew token {token_id}, which is not in the tokenizer"
                 )
-            self.num_tokens += 1
             held, self._held = self._held, None
             if held is not None and self._buffer.feed(held) is not None:
                 break

@@ -72,7 +72,7 @@ class PalmetteServer(Server):
         """The events of the request. Raises what an engine raises."""
         most = self._most_tokens(request)
         num_tokens = 0
-        is_over = False
+        last: TokenEvent | None = None  # told when the stream is read to its end
         self._hear()
         try:
             async with aclosing(
@@ -86,14 +86,17 @@ class PalmetteServer(Server):
                 async for data in events:
                     event = _event(data, request.request_id)
                     num_tokens += len(event.token_ids)
-                    if is_over or num_tokens > most:
+                    if last is not None or num_tokens > most:
                         raise RemoteError("/backend/generate went on beyond the end")
-                    is_over = event.finish_reason is not None
-                    yield event
+                    if event.finish_reason is None:
+                        yield event
+                    else:
+                        last = event
         except StatusError as error:
             raise _raised_there(error) from error
-        if not is_over:
+        if last is None:
             raise RemoteError("/backend/generate ended without a last event")
+        yield last
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """The result. Raises what an engine raises."""

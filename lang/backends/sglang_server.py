@@ -90,7 +90,7 @@ class SglangServer(Server):
                     )
                     if event is not None:
                         yield event
-                    if output.is_stopped:
+                    if output.is_to_be_left:
                         break
         except StatusError as error:
             raise refusal(error) from error

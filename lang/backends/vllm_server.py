@@ -93,7 +93,7 @@ class VllmServer(Server):
                     event = output.add(token_ids, _logprobs(choice, token_ids, num_top))
                     if event is not None:
                         yield event
-                    if output.is_stopped:
+                    if output.is_to_be_left:
                         break
                     if choice.get("finish_reason") is not None:
                         reason, stopped_at = _end_of(choice)
