@@ -48,7 +48,8 @@ class ClientPrograms:
             yield
         finally:
             program.num_requests -= 1
-            program.heard_at = self._clock()
+            if self._known.get(outlook.program_id) is program:
+                self._touch(outlook.program_id, program)
 
     def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]]) -> None:
         """What a program knows by now, and which of its branches ask no more."""
@@ -62,10 +63,13 @@ class ClientPrograms:
 
     def _hear(self, program_id: str) -> _Program:
         program = self._known.setdefault(program_id, _Program())
-        program.heard_at = self._clock()
-        self._known.move_to_end(program_id)
+        self._touch(program_id, program)
         self._end_silent()
         return program
+
+    def _touch(self, program_id: str, program: _Program) -> None:
+        program.heard_at = self._clock()
+        self._known.move_to_end(program_id)
 
     def _end_silent(self) -> None:
         latest = self._clock() - self._limits.program_seconds

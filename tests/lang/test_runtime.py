@@ -27,7 +27,15 @@ def runtime(smollm2: Path) -> Iterator[pm.Runtime]:
     with pm.Runtime(
         str(smollm2), context_length=512, num_pages=64, api_key="secret", launch_timeout=120
     ) as runtime:
+        pid = runtime.pid
+        assert pid is not None
+        assert is_alive(pid)
         yield runtime
+    assert not is_alive(pid)
+    assert runtime.pid is None
+    runtime.shutdown()  # once more
+    with pytest.raises(EngineStopped, match="was shut down"):
+        runtime.cache_prefix("x")
 
 
 def is_alive(pid: int) -> bool:
@@ -81,19 +89,7 @@ def test_texts_are_generated_as_sglang_s_runtime_does(runtime: pm.Runtime) -> No
         runtime.generate("a", lora_path=["x"])
 
 
-def test_the_server_ends_when_it_is_shut_down(smollm2: Path) -> None:
-    runtime = pm.Runtime(str(smollm2), num_pages=16)
-    pid = runtime.pid
-    assert pid is not None
-    assert is_alive(pid)
-    runtime.shutdown()
-    runtime.shutdown()
-    assert runtime.pid is None
-    assert not is_alive(pid)
-    with pytest.raises(EngineStopped):
-        runtime.cache_prefix("x")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_no_server_is_left_behind(smollm2: Path, end: signal.Signals) -> None:
     code = """
@@ -117,7 +113,7 @@ time.sleep(600)
 
 
 def test_a_server_that_does_not_come_up_is_told_of_with_its_last_lines() -> None:
-    with pytest.raises(EngineStopped, match="ended with status 1(.|\n)*no model named 'nothing'"):
+    with pytest.raises(EngineStopped, match=r"status 1(.|\n)*no model named 'nothing'"):
         pm.Runtime("nothing")
     started = time.monotonic()
     with pytest.raises(EngineStopped, match=r"not ready within launch_timeout=0\.05 s"):
