@@ -222,9 +222,10 @@ def _asked(http: HttpServer, path: str) -> Any:
         raise
 
 
-def _tokenizer_of(given: Tokenizer | tokenizers.Tokenizer | str | Path) -> Tokenizer:
+def _tokenizer_of(given: Any) -> Tokenizer:
     if hasattr(given, "token_bytes"):
-        return given
+        own: Tokenizer = given
+        return own
     from palmette.runtime.tokenization import load_tokenizer
     from palmette.runtime.tokenization.portable import from_library
 

@@ -74,9 +74,12 @@ class HttpOptions:
                 raise InvalidRequest(f"{name} must be at least {low}", param=name)
         if not self.timeout > 0:
             raise InvalidRequest("timeout must be above 0 seconds", param="timeout")
-        for name, value in self.headers.items():
-            if not (isinstance(name, str) and isinstance(value, str)):
-                raise InvalidRequest("headers must be names and values", param="headers")
+        for each in (*self.headers, *self.headers.values()):
+            # Not shown: it may be a key.
+            if not isinstance(each, str) or not each.isascii() or not each.isprintable():
+                raise InvalidRequest(
+                    "headers and the key must be printable text in ASCII", param="headers"
+                )
 
 
 class _Connections:

@@ -14,9 +14,12 @@ from palmette.protocol import (
     Constraint,
     FinishReason,
     Request,
+    ScoreRequest,
+    ScoreResult,
     TokenEvent,
     Tokenizer,
     TokenLogprob,
+    TopLogprobs,
     Usage,
 )
 
@@ -138,6 +141,32 @@ class Output:
 def top_of(pairs: Iterable[tuple[int, float]], count: int) -> tuple[tuple[int, float], ...]:
     """The likeliest of some tokens, best first."""
     return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:count])
+
+
+def score_result(
+    request: ScoreRequest,
+    logprobs: Sequence[tuple[float, ...]],
+    top: Sequence[tuple[TopLogprobs, ...]],
+    *,
+    started: float,
+    num_prompt: int,
+    num_cached: int,
+) -> ScoreResult:
+    """The result of a score request that was sent at `started`, with the server's counts."""
+    total = time.monotonic() - started
+    cached = min(num_cached, num_prompt)
+    return ScoreResult(
+        request_id=request.request_id,
+        logprobs=tuple(logprobs),
+        usage=Usage(
+            prompt_tokens=num_prompt,
+            cached_tokens=cached,
+            prefilled_tokens=num_prompt - cached,
+            first_token_seconds=total,
+            total_seconds=total,
+        ),
+        top=tuple(top) if request.num_top else (),
+    )
 
 
 def check_request(request: Request, what: str, max_context: int) -> int:

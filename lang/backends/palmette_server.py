@@ -182,7 +182,8 @@ class _News:
                 self.loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        if self._sending is None or self._sending.done():
+        sending = self._sending
+        if sending is None or sending.done() or sending.get_loop().is_closed():
             self._sending = asyncio.get_running_loop().create_task(self._send_all())
 
     async def _send_all(self) -> None:

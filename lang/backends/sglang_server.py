@@ -10,7 +10,7 @@ from typing import Any
 
 from palmette.errors import RemoteError, UnsupportedFeature
 from palmette.lang.backends.http import HttpServer, StatusError
-from palmette.lang.backends.output import Output, check_request, unenforced
+from palmette.lang.backends.output import Output, check_request, score_result, unenforced
 from palmette.lang.backends.remote import plain, seed_at
 from palmette.lang.backends.server import Server, check_scores, local_tokenizer, refusal
 from palmette.protocol import (
@@ -24,7 +24,6 @@ from palmette.protocol import (
     Tokenizer,
     TokenLogprob,
     TopLogprobs,
-    Usage,
 )
 
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -129,20 +128,13 @@ class SglangServer(Server):
             logprobs.append(tuple(logprob for _, logprob in entries))
             tops.append(_tops(meta.get("input_top_logprobs"), len(option), request.num_top))
         check_scores(logprobs, request, "/generate")
-        total = time.monotonic() - started
-        num_prompt = sum(_count(meta, "prompt_tokens") for meta in metas)
-        num_cached = min(num_prompt, sum(_count(meta, "cached_tokens") for meta in metas))
-        return ScoreResult(
-            request_id=request.request_id,
-            logprobs=tuple(logprobs),
-            usage=Usage(
-                prompt_tokens=num_prompt,
-                cached_tokens=num_cached,
-                prefilled_tokens=num_prompt - num_cached,
-                first_token_seconds=total,
-                total_seconds=total,
-            ),
-            top=tuple(tops) if request.num_top else (),
+        return score_result(
+            request,
+            logprobs,
+            tops,
+            started=started,
+            num_prompt=sum(_count(meta, "prompt_tokens") for meta in metas),
+            num_cached=sum(_count(meta, "cached_tokens") for meta in metas),
         )
 
     def flush_cache(self) -> None:

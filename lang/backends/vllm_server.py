@@ -10,7 +10,7 @@ from typing import Any
 
 from palmette.errors import InvalidRequest, RemoteError, UnsupportedFeature
 from palmette.lang.backends.http import HttpServer, StatusError
-from palmette.lang.backends.output import Output, check_request, top_of, unenforced
+from palmette.lang.backends.output import Output, check_request, score_result, top_of, unenforced
 from palmette.lang.backends.remote import plain, seed_at
 from palmette.lang.backends.server import Server, check_scores, local_tokenizer, refusal
 from palmette.protocol import (
@@ -24,7 +24,6 @@ from palmette.protocol import (
     Tokenizer,
     TokenLogprob,
     TopLogprobs,
-    Usage,
 )
 
 _PATH = "/v1/completions"
@@ -132,25 +131,18 @@ class VllmServer(Server):
             ]
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise RemoteError(f"{_PATH} answered with malformed prompt_logprobs") from error
-        logprobs = tuple(each for each, _ in found)
+        logprobs = [each for each, _ in found]
         check_scores(logprobs, request, _PATH)
-        total = time.monotonic() - started
         counts = answer.get("usage")
         counts = counts if isinstance(counts, dict) else {}
         num_prompt = counts.get("prompt_tokens")
-        num_prompt = num_prompt if type(num_prompt) is int else 0
-        num_cached = min(num_prompt, _num_cached(counts))
-        return ScoreResult(
-            request_id=request.request_id,
-            logprobs=logprobs,
-            usage=Usage(
-                prompt_tokens=num_prompt,
-                cached_tokens=num_cached,
-                prefilled_tokens=num_prompt - num_cached,
-                first_token_seconds=total,
-                total_seconds=total,
-            ),
-            top=tuple(each for _, each in found) if request.num_top else (),
+        return score_result(
+            request,
+            logprobs,
+            [each for _, each in found],
+            started=started,
+            num_prompt=num_prompt if type(num_prompt) is int and num_prompt > 0 else 0,
+            num_cached=_num_cached(counts),
         )
 
     def flush_cache(self) -> None:

@@ -407,8 +407,7 @@ def _described(body: type | None) -> dict[str, Any] | None:
     """The body for the generated API description; we read it ourselves, within limits."""
     if body is None:
         return None
-    is_model = issubclass(body, BaseModel)
-    schema = body.model_json_schema() if is_model else schema_of(body)
+    schema = body.model_json_schema() if issubclass(body, BaseModel) else schema_of(body)
     schema = _inlined(schema, schema.get("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

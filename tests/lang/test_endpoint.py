@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from palmette.errors import (
     EngineStopped,
     InvalidConstraint,
     InvalidRequest,
+    ModelFileError,
     PrimitiveFailed,
     PromptTooLong,
     RemoteError,
@@ -434,6 +436,19 @@ def test_a_server_that_has_none_to_hand_out_wants_one_given() -> None:
             assert failing().run(backend=endpoint)["x"] == "ok"
 
 
+def test_a_tokenizer_is_taken_in_any_form(smollm2: Path) -> None:
+    own = load_tokenizer(smollm2)
+    forms = [own, smollm2, str(smollm2), tokenizers.Tokenizer.from_str(own.serialized)]
+    with serving({"/backend": INFO}) as url:
+        for form in forms:
+            with pm.Endpoint(url, tokenizer=form) as endpoint:
+                found = endpoint.tokenizer
+            assert found.vocab_size == own.vocab_size
+            assert [found.encode(text) for text in TEXTS] == [own.encode(text) for text in TEXTS]
+        with pytest.raises(ModelFileError):
+            pm.Endpoint(url, tokenizer="/no/such/folder")
+
+
 def test_a_program_on_a_server_loads_no_torch(engine: AsyncEngine) -> None:
     code = """
 import sys
@@ -673,6 +688,7 @@ def test_a_server_of_another_kind_is_refused(kind: Any) -> None:
         {"max_concurrency": 0},
         {"timeout": 0.0},
         {"headers": {"a": 1}},
+        {"headers": {"a": "b\nc"}},
         {"model": "x"},
         {"base_url": "https://x", "verify": "/no/such/file"},
     ],
