@@ -64,21 +64,22 @@ class ClientPrograms:
     def _hear(self, program_id: str) -> _Program:
         program = self._known.setdefault(program_id, _Program())
         self._touch(program_id, program)
-        self._end_silent()
+        self._end_silent(program)
         return program
 
     def _touch(self, program_id: str, program: _Program) -> None:
         program.heard_at = self._clock()
         self._known.move_to_end(program_id)
 
-    def _end_silent(self) -> None:
+    def _end_silent(self, heard: _Program) -> None:
+        """End those that are silent for too long; not the one that was `heard` just now."""
         latest = self._clock() - self._limits.program_seconds
         num_over = len(self._known) - self._limits.max_programs
         silent = []
         for program_id, program in self._known.items():
             if num_over <= 0 and program.heard_at >= latest:
                 break
-            if not program.num_requests:
+            if program is not heard and not program.num_requests:
                 silent.append(program_id)
                 num_over -= 1
         for program_id in silent:

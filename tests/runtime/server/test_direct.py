@@ -173,6 +173,9 @@ def test_of_too_many_programs_the_ones_silent_for_longest_are_ended() -> None:
             programs.announce(outlook(str(index)), ())
         assert listener.over == ["1", "2", "3", "4"]
         assert len(programs) == 3
+        with programs.asking(outlook("5")), programs.asking(outlook("6")):
+            programs.announce(outlook("7"), ())  # all others run
+            assert len(listener.over) == 4
 
 
 async def test_a_client_that_dies_between_two_requests_holds_nothing_for_ever() -> None:
