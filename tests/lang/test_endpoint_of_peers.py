@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -18,7 +17,7 @@ from palmette.errors import InvalidRequest, PrimitiveFailed, RemoteError, Unsupp
 from palmette.lang.backends.remote import seed_at
 from palmette.protocol import Constraint, Piece, Request, SamplingParams, ScoreRequest
 from palmette.runtime.tokenization import ByteTokenizer
-from tests.runtime.server.harness import served
+from tests.lang.stubs import Stubs, stub_server
 
 END = 258  # the tokenizer's own end
 ASKING = ("/generate", "/v1/completions")
@@ -55,11 +54,11 @@ class Stub:
                 return ids, None
         return [*ids, END], END
 
-    async def answer(self, http: HttpRequest) -> Response:
+    async def answer(self, path: str, http: HttpRequest) -> Response:
         raw = await http.body()
         body = json.loads(raw) if raw else None
-        self.seen.append((http.url.path, body))
-        return self.respond(http.url.path, body)
+        self.seen.append((path, body))
+        return self.respond(path, body)
 
     def respond(self, path: str, body: Any) -> Response:
         raise NotImplementedError
@@ -193,12 +192,20 @@ class IncrementalSglang(Sglang):
     is_incremental = True
 
 
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with stub_server() as stubs:
+        SERVERS.append(stubs)
+        yield
+
+
+SERVERS: list[Stubs] = []
+
+
 @contextmanager
 def connected(stub: Stub, **options: Any) -> Iterator[pm.Endpoint]:
-    app = FastAPI()
-    app.add_api_route("/{path:path}", stub.answer, methods=["GET", "POST"])
     options.setdefault("tokenizer", ByteTokenizer())
-    with served(app) as url, pm.Endpoint(url, **options) as endpoint:
+    with SERVERS[-1].at(stub.answer) as url, pm.Endpoint(url, **options) as endpoint:
         yield endpoint
 
 

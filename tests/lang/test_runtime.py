@@ -66,6 +66,36 @@ def test_a_program_runs_on_a_server_that_was_launched(runtime: pm.Runtime) -> No
         pm.RuntimeEndpoint(runtime.url)
 
 
+def test_the_real_model_writes_the_same_as_in_process(runtime: pm.Runtime, smollm2: Path) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += pm.user("Name two colours.")
+        s += pm.assistant(pm.gen("first", max_tokens=12, temperature=1, seed=7, top_p=0.95))
+        s += pm.user("As JSON.")
+        s += pm.assistant(pm.gen("json", json_schema=SCHEMA, max_tokens=40, temperature=1, seed=8))
+        s += pm.user("Were they warm?")
+        for branch in (branches := s.fork(2)):
+            branch += pm.assistant_begin() + pm.gen("n", max_tokens=8, temperature=1, seed=9)
+        branches.join()
+        s += pm.assistant(pm.select("warm", ["yes", "no", "not all"]))
+
+    with pm.Engine(str(smollm2), max_context=512, num_pages=64) as engine:
+        here = program.run(backend=engine)
+        there = program.run(backend=runtime.endpoint)
+        assert there.token_ids() == here.token_ids()
+        assert there.text() == here.text()
+        assert (there["json"], there["n"]) == (here["json"], here["n"])
+        assert there.meta("warm")["probabilities"] == here.meta("warm")["probabilities"]
+        assert runtime.get_tokenizer().encode(there.text()) == engine.tokenizer.encode(here.text())
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colours": {"type": "array", "items": {"enum": ["red", "blue", "green"]}}},
+    "required": ["colours"],
+}
+
+
 def test_texts_are_generated_as_sglang_s_runtime_does(runtime: pm.Runtime) -> None:
     sampling = {"max_new_tokens": 4, "temperature": 0}
     runtime.cache_prefix("The capital of France is")
