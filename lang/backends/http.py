@@ -11,7 +11,8 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -83,13 +84,32 @@ class HttpOptions:
 
 
 class _Connections:
-    """The pooled connections of one event loop."""
+    """The connections of one event loop, each with a client of its own: those of one client look at
+    all others with each request, which is slow where there are hundreds.
+    """
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http = http
+    def __init__(self, new_client: Callable[[], httpx.AsyncClient]) -> None:
+        self._new_client = new_client
+        self._idle: deque[tuple[httpx.AsyncClient, float]] = deque()  # since when
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[httpx.AsyncClient]:
+        """The one that was used last, or a new one."""
+        client = self._idle.pop()[0] if self._idle else self._new_client()
+        try:
+            yield client
+        finally:
+            now = time.monotonic()
+            self._idle.append((client, now))
+            # The server has closed what was idle for long.
+            while self._idle and (self._is_closed or now - self._idle[0][1] > _KEPT):
+                await self._idle.popleft()[0].aclose()
 
     async def close(self) -> None:
-        await self.http.aclose()
+        self._is_closed = True
+        while self._idle:
+            await self._idle.popleft()[0].aclose()
 
 
 class HttpServer:
@@ -98,7 +118,9 @@ class HttpServer:
     def __init__(self, options: HttpOptions) -> None:
         self.options = options
         self._verify = _verification(options)
-        self._lanes = Lanes(options.base_url, self._new_client, options.max_concurrency)
+        self._lanes = Lanes(
+            options.base_url, lambda: _Connections(self._new_client), options.max_concurrency
+        )
 
     # From plain code
 
@@ -139,13 +161,9 @@ class HttpServer:
 
     async def post(self, path: str, body: Any) -> Any:
         """The answer to `body` as JSON data. Raises RemoteError."""
-        content = bytearray()
         async with self._answer(path, body) as answer:
             with self._told(path):
-                async for part in answer.aiter_raw():
-                    content += part
-                    if len(content) > MAX_JSON:
-                        raise _too_long(path, MAX_JSON)
+                content = await _content(path, answer, MAX_JSON)
         return _data(path, content)
 
     async def events(
@@ -182,8 +200,13 @@ class HttpServer:
 
     async def send_news(self, path: str, body: Any) -> None:
         """Send what may be lost: beside the slots, once, and whatever the answer."""
-        with contextlib.suppress(RemoteError):
-            await (await self._send(self.lane().client.http, path, body)).aclose()
+        async with self.lane().client.one() as client:
+            with contextlib.suppress(RemoteError), self._told(path):
+                answer = await self._send(client, path, body)
+                try:
+                    await _content(path, answer, _MAX_ERROR)
+                finally:
+                    await answer.aclose()
 
     def lane(self) -> Lane[_Connections]:
         """What the running event loop uses. Raises EngineStopped once closed."""
@@ -202,10 +225,10 @@ class HttpServer:
         """An answer of status 200 of whose content nothing has been read."""
         lane = self.lane()
         waits = _waits(self.options.max_retries)
-        async with lane.slots:
+        async with lane.slots, lane.client.one() as client:
             while True:
                 try:
-                    answer = await self._send(lane.client.http, path, body)
+                    answer = await self._send(client, path, body)
                     break
                 except RemoteError as error:
                     await asyncio.sleep(_pause(error, waits))
@@ -222,12 +245,8 @@ class HttpServer:
             )
             if answer.status_code == 200:
                 return answer
-            content = bytearray()
             try:
-                async for part in answer.aiter_raw():
-                    content += part
-                    if len(content) > _MAX_ERROR:
-                        break
+                content = await _content(path, answer, _MAX_ERROR)
             finally:
                 await answer.aclose()
         raise _status_error(path, answer, content)
@@ -263,14 +282,11 @@ class HttpServer:
             "verify": self._verify,
         }
 
-    def _new_client(self) -> _Connections:
+    def _new_client(self) -> httpx.AsyncClient:
         import httpx
 
-        most = self.options.max_concurrency
-        limits = httpx.Limits(
-            max_connections=None, max_keepalive_connections=most, keepalive_expiry=_KEPT
-        )
-        return _Connections(httpx.AsyncClient(limits=limits, **self._client_options()))
+        limits = httpx.Limits(max_keepalive_connections=1, keepalive_expiry=_KEPT)
+        return httpx.AsyncClient(limits=limits, **self._client_options())
 
     @contextmanager
     def _told(self, path: str, kind: type[RemoteError] = RemoteError) -> Iterator[None]:
@@ -291,6 +307,16 @@ class HttpServer:
             raise kind(f"{where} cannot be reached: {error or type(error).__name__}") from error
         except httpx.InvalidURL as error:
             raise InvalidRequest(f"{where} is no URL: {error}", param="base_url") from error
+
+
+async def _content(path: str, answer: httpx.Response, limit: int) -> bytearray:
+    """All of an answer. Raises RemoteError if it has more bytes than that."""
+    content = bytearray()
+    async for part in answer.aiter_raw():
+        content += part
+        if len(content) > limit:
+            raise _too_long(path, limit)
+    return content
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -33,6 +33,10 @@ _ID = frozenset({"request_id"})
 _MAX_TOKENIZER = 512 << 20  # bytes; the largest in use have some 35 MB
 _KEPT_TOKENIZERS = 4
 
+# News of programs is sent so often at most: each time costs what a short request does, and requests
+# bring what is newest themselves.
+_NEWS_SECONDS = 0.05
+
 # Beside what each token takes, log-probabilities of a hundred others included.
 _EVENT_BYTES, _TOKEN_BYTES = 16 << 20, 16 << 10
 
@@ -190,6 +194,7 @@ class _News:
         while body := self._take():
             with contextlib.suppress(EngineStopped):
                 await self._http.send_news("/backend/programs", body)
+            await asyncio.sleep(_NEWS_SECONDS)
 
     def _take(self) -> dict[str, Any]:
         """All there is, in the shape of one body; empty if there is nothing."""

@@ -307,7 +307,7 @@ class Heard(ScriptedBackend):
     """Writes down what it hears of programs."""
 
     def __init__(self) -> None:
-        super().__init__("ok", model_name="heard")
+        super().__init__(Reply(text="ok", delay=0.08))  # news is sent every 50 ms at most
         self.outlooks: list[Outlook] = []
         self.ended: list[tuple[int, ...]] = []
         self.over: list[str] = []
