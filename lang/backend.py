@@ -13,6 +13,14 @@ from palmette.protocol import Request, SamplingParams, TokenBackend
 
 
 @runtime_checkable
+class HasEndpoint(Protocol):
+    """What stands for the backend it has, as a `Runtime` does."""
+
+    @property
+    def endpoint(self) -> TokenBackend: ...
+
+
+@runtime_checkable
 class Freezes(Protocol):
     """A backend that can save the keys and values of a prefix to a file."""
 
@@ -28,14 +36,6 @@ class Speculates(Protocol):
     def speculating(self, num_tokens: int) -> TokenBackend:
         """The backend for one run, whose calls write so many tokens at most."""
         ...
-
-
-@runtime_checkable
-class HasEndpoint(Protocol):
-    """What stands for the backend it has, as a `Runtime` does."""
-
-    @property
-    def endpoint(self) -> TokenBackend: ...
 
 
 @runtime_checkable

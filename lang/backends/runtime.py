@@ -98,11 +98,11 @@ class Runtime:
         )
         try:
             self.url = self._server.wait_ready(launch_timeout)
+            self._http = HttpServer(HttpOptions(base_url=self.url, headers=bearer(api_key)))
             self.endpoint = Endpoint(self.url, api_key=api_key, kind="palmette")
         except BaseException:
             self.shutdown()
             raise
-        self._http = HttpServer(HttpOptions(base_url=self.url, headers=bearer(api_key)))
         # Not the method itself, which would keep this from being collected.
         atexit.register(_call, weakref.WeakMethod(self.shutdown))
 
@@ -131,6 +131,7 @@ class Runtime:
         if server is not None:
             if hasattr(self, "endpoint"):
                 self.endpoint.close()
+                self._http.close()
             server.end()
 
     def get_tokenizer(self) -> Tokenizer:

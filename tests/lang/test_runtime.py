@@ -61,7 +61,8 @@ def test_a_program_runs_on_a_server_that_was_launched(runtime: pm.Runtime) -> No
     finally:
         pm.set_default_backend(None)
     assert runtime.endpoint.max_context == 512
-    assert program.run(backend=pm.RuntimeEndpoint(runtime.url, "secret"))["answer"]
+    with pm.RuntimeEndpoint(runtime.url, "secret") as endpoint:
+        assert program.run(backend=endpoint)["answer"]
     with pytest.raises(RemoteError, match="API key"):
         pm.RuntimeEndpoint(runtime.url)
 
