@@ -14,6 +14,14 @@ from palmette.protocol import Request, SamplingParams, TokenBackend
 
 
 @runtime_checkable
+class HasEndpoint(Protocol):
+    """What stands for the backend it has, as a `Runtime` does."""
+
+    @property
+    def endpoint(self) -> TokenBackend: ...
+
+
+@runtime_checkable
 class Freezes(Protocol):
     """A backend that can save the keys and values of a prefix to a file."""
 
@@ -124,7 +132,9 @@ async def compute_prefix(backend: TokenBackend, token_ids: Sequence[int]) -> Non
 
 
 def checked(backend: TokenBackend) -> TokenBackend:
-    """`backend`, if it is one. Raises TypeError otherwise."""
+    """`backend`, if it is one, or the endpoint that it has. Raises TypeError otherwise."""
+    if isinstance(backend, HasEndpoint) and not isinstance(backend, type):
+        backend = backend.endpoint
     for method in ("generate", "score"):
         if isinstance(backend, type) or not callable(getattr(backend, method, None)):
             raise TypeError(

@@ -78,8 +78,10 @@ from palmette.lang.state import State
 
 if TYPE_CHECKING:
     from palmette.lang.backends.anthropic import Anthropic
+    from palmette.lang.backends.endpoint import Endpoint, RuntimeEndpoint
     from palmette.lang.backends.litellm import LiteLLM
     from palmette.lang.backends.openai import OpenAI
+    from palmette.lang.backends.runtime import Runtime
     from palmette.runtime.async_engine import AsyncEngine as Engine
 
 __all__ = [
@@ -93,6 +95,7 @@ __all__ = [
     "ChoicesMethod",
     "ChoicesSamplingMethod",
     "ConstraintError",
+    "Endpoint",
     "Engine",
     "EngineError",
     "Function",
@@ -110,6 +113,8 @@ __all__ = [
     "RemoteError",
     "Reply",
     "RequestAborted",
+    "Runtime",
+    "RuntimeEndpoint",
     "ScriptedBackend",
     "State",
     "TokenBudgetExceeded",
@@ -150,9 +155,12 @@ __all__ = [
 # What is loaded when it is first asked for.
 _LARGE = {
     "Anthropic": ("palmette.lang.backends.anthropic", "Anthropic"),
+    "Endpoint": ("palmette.lang.backends.endpoint", "Endpoint"),
     "Engine": ("palmette.runtime.async_engine", "AsyncEngine"),
     "LiteLLM": ("palmette.lang.backends.litellm", "LiteLLM"),
     "OpenAI": ("palmette.lang.backends.openai", "OpenAI"),
+    "Runtime": ("palmette.lang.backends.runtime", "Runtime"),
+    "RuntimeEndpoint": ("palmette.lang.backends.endpoint", "RuntimeEndpoint"),
 }
 
 

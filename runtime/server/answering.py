@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -16,7 +16,13 @@ from starlette.responses import Response
 from palmette.protocol import Request, TokenEvent
 from palmette.runtime.server.generation import Events, UsageTotal, generate_all
 from palmette.runtime.server.service import Service
-from palmette.runtime.server.streaming import Chunks, EventStream, JsonAnswer, unless_gone
+from palmette.runtime.server.streaming import (
+    Chunks,
+    EventStream,
+    JsonAnswer,
+    TellError,
+    unless_gone,
+)
 
 
 class Choices(Protocol):
@@ -59,13 +65,15 @@ class Answer(Protocol):
 class Job:
     """What an endpoint wants done.
 
-    `fields` says under which name the body had what an engine calls `prompt` and so on.
+    `tell` says of a failure in terms of the endpoint: under which name the body had what an engine
+    calls `prompt` and so on. `held` is held while the requests run.
     """
 
     requests: list[Request]
     answer: Answer
     is_stream: bool
-    fields: Mapping[str, str]
+    tell: TellError
+    held: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)
 
 
 class ChoicesAnswer:
@@ -148,7 +156,7 @@ async def answer(http: HttpRequest, service: Service, job: Job) -> Response:
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(first, chunks, job.fields)
+    return EventStream(first, chunks, job.tell)
 
 
 async def _whole(service: Service, job: Job) -> Any:
@@ -170,7 +178,7 @@ async def _chunks(service: Service, job: Job) -> Chunks:
 @contextlib.asynccontextmanager
 async def _running(service: Service, job: Job) -> AsyncIterator[Events]:
     """The events of a job, counted among those in progress and closed at the end."""
-    with service.in_progress():
+    with service.in_progress(), job.held:
         events: Events = generate_all(service.backend, job.requests, service.stop)
         async with contextlib.aclosing(events):
             yield events

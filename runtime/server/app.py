@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,13 +16,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from palmette.errors import InvalidRequest
-from palmette.protocol import TokenBackend
+from palmette.errors import InvalidRequest, PalmetteError
+from palmette.protocol import Request, ScoreRequest, TokenBackend
 from palmette.runtime.server import native
 from palmette.runtime.server.answering import answer
 from palmette.runtime.server.chat import chat_job, error_fields
 from palmette.runtime.server.completions import completion_job
-from palmette.runtime.server.errors import ApiError, error_answer
+from palmette.runtime.server.direct import Announcements, DirectApi, schema_of
+from palmette.runtime.server.errors import ApiError, ErrorAnswer, error_answer, exact_error_answer
 from palmette.runtime.server.limits import ServerLimits
 from palmette.runtime.server.metrics import HasStats, StatsReader, render_metrics
 from palmette.runtime.server.native import generate_job, score_answer
@@ -95,10 +97,11 @@ class _Routes:
         self._service = service
         backend = service.backend
         self._stats = StatsReader(backend) if isinstance(backend, HasStats) else None
+        self._direct = DirectApi(service)
 
     def add_to(self, app: FastAPI) -> None:
         get, post = ["GET"], ["POST"]
-        routes: list[tuple[str, list[str], Endpoint, type[BaseModel] | None]] = [
+        routes: list[tuple[str, list[str], Endpoint, type | None]] = [
             ("/v1/chat/completions", post, self.chat_completions, ChatRequest),
             ("/v1/completions", post, self.completions, CompletionRequest),
             ("/v1/models", get, self.models, None),
@@ -111,6 +114,11 @@ class _Routes:
             ("/get_server_info", get, self.server_info, None),
             ("/tokenizer_info", get, self.tokenizer_info, None),
             ("/flush_cache", post, self.flush_cache, FlushRequest),
+            ("/backend", get, self.backend, None),
+            ("/backend/tokenizer", get, self.backend_tokenizer, None),
+            ("/backend/generate", post, self.backend_generate, Request),
+            ("/backend/score", post, self.backend_score, ScoreRequest),
+            ("/backend/programs", post, self.backend_programs, Announcements),
             ("/health", get, self.health, None),
             ("/ready", get, self.ready, None),
         ]
@@ -241,6 +249,35 @@ class _Routes:
         await asyncio.to_thread(self._service.backend.flush_cache)
         return JsonAnswer({"flushed": True})
 
+    async def backend(self, http: HttpRequest) -> Response:
+        """What a client has to know before it asks the other endpoints below this path."""
+        return JsonAnswer(await self._direct.info())
+
+    async def backend_tokenizer(self, http: HttpRequest) -> Response:
+        """The model's tokenizer and chat template, for who makes prompts of token ids."""
+        return Response(await self._direct.tokenizer(), media_type="application/json")
+
+    async def backend_generate(self, http: HttpRequest) -> Response:
+        """Continue token ids: a request and its events as `palmette.protocol` has them."""
+        data = await self._read_data(http)
+        try:
+            return await answer(http, self._service, self._direct.generate(data))
+        except PalmetteError as error:
+            return _told(exact_error_answer(error))
+
+    async def backend_score(self, http: HttpRequest) -> Response:
+        """How likely continuations are: request and result as `palmette.protocol` has them."""
+        data = await self._read_data(http)
+        try:
+            return JsonAnswer(await unless_gone(http, self._direct.score(data)))
+        except PalmetteError as error:
+            return _told(exact_error_answer(error))
+
+    async def backend_programs(self, http: HttpRequest) -> Response:
+        """News of programs, which is advice."""
+        self._direct.programs(await self._read_data(http))
+        return JsonAnswer({})
+
     async def health(self, http: HttpRequest) -> Response:
         """200 while the process answers."""
         return JsonAnswer({"status": "ok"})
@@ -256,6 +293,18 @@ class _Routes:
         assert self._stats is not None
         stats = await self._stats.read()
         return render_metrics(stats, self._service.num_requests)
+
+    async def _read_data(self, http: HttpRequest) -> Any:
+        """The body as JSON data. Raises ApiError."""
+        raw = await _read_body(http, self._service.limits)
+        try:
+            if len(raw) < _LONG_BODY:
+                return json.loads(raw)
+            return await asyncio.to_thread(json.loads, raw)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(
+                400, f"the body is not valid JSON: {error}", code="invalid_json"
+            ) from None
 
     async def _read(self, http: HttpRequest, model: type[Body]) -> Body:
         """The body, checked. Raises ApiError or ValidationError."""
@@ -280,10 +329,15 @@ def _answering(endpoint: Endpoint) -> Endpoint:
 
 
 def _error_response(error: Exception, fields: dict[str, str] | None = None) -> Response:
-    told = error_answer(error, fields)
+    return _told(error_answer(error, fields))
+
+
+def _told(told: ErrorAnswer) -> Response:
     response = JsonAnswer(told.body, told.status)
     if told.status == 401:
         response.headers["www-authenticate"] = "Bearer"
+    elif told.status == 429:
+        response.headers["retry-after"] = "1"
     return response
 
 
@@ -349,11 +403,11 @@ class _ApiKey:
         await self._app(scope, receive, send)
 
 
-def _described(body: type[BaseModel] | None) -> dict[str, Any] | None:
+def _described(body: type | None) -> dict[str, Any] | None:
     """The body for the generated API description; we read it ourselves, within limits."""
     if body is None:
         return None
-    schema = body.model_json_schema()
+    schema = body.model_json_schema() if issubclass(body, BaseModel) else schema_of(body)
     schema = _inlined(schema, schema.get("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

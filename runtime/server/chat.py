@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from palmette.protocol import FinishReason, Request, TokenEvent, TokenLogprob
 from palmette.runtime.server.answering import ChoicesAnswer, Job, new_id
-from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.errors import ApiError, error_answer
 from palmette.runtime.server.generation import UsageTotal
 from palmette.runtime.server.logprobs import TokenNames, chat_logprobs
 from palmette.runtime.server.sampling import (
@@ -59,7 +60,7 @@ async def chat_job(body: ChatRequest, service: Service) -> Job:
             streams_usage=wants_usage(body),
         ),
         is_stream=is_stream,
-        fields=error_fields(body),
+        tell=partial(error_answer, fields=error_fields(body)),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from palmette.protocol import FinishReason, Request, TokenEvent
 from palmette.runtime.server.answering import ChoicesAnswer, Job, new_id
-from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.errors import ApiError, error_answer
 from palmette.runtime.server.generation import UsageTotal
 from palmette.runtime.server.logprobs import CompletionLogprobs, TokenNames
 from palmette.runtime.server.sampling import (
@@ -95,7 +96,7 @@ async def completion_job(body: CompletionRequest, service: Service) -> Job:
             streams_usage=wants_usage(body),
         ),
         is_stream=is_stream,
-        fields=constraint_fields(body),
+        tell=partial(error_answer, fields=constraint_fields(body)),
     )
 
 

@@ -13,10 +13,12 @@ from palmette.errors import (
     ConstraintError,
     EngineStopped,
     InvalidRequest,
+    PalmetteError,
     PromptTooLong,
     RequestAborted,
     UnsupportedFeature,
 )
+from palmette.wire import Malformed, error_to_data
 
 log = logging.getLogger("palmette.server")
 
@@ -51,6 +53,8 @@ def error_answer(error: Exception, fields: Mapping[str, str] | None = None) -> E
         return _answer(error.status, str(error), param=error.param, code=error.code)
     if isinstance(error, ValidationError):
         return _validation_answer(error)
+    if isinstance(error, Malformed):
+        return _answer(400, str(error), param=error.place.partition(".")[0] or None)
     if isinstance(error, InvalidRequest):
         name = "constraint" if isinstance(error, ConstraintError) else error.param
         param = (fields or {}).get(name or "", error.param)
@@ -61,6 +65,14 @@ def error_answer(error: Exception, fields: Mapping[str, str] | None = None) -> E
         return _answer(503, "the request was aborted before it finished", code="aborted")
     log.error("a request failed: %s", error, exc_info=error)
     return _answer(500, "the engine failed on this request; its log says why", code="engine_error")
+
+
+def exact_error_answer(error: Exception) -> ErrorAnswer:
+    """As `error_answer`, for a client that raises it again: `exception` has what it is made of."""
+    told = error_answer(error)
+    if isinstance(error, PalmetteError) and (exact := error_to_data(error)) is not None:
+        told.body["error"]["exception"] = exact
+    return told
 
 
 def _answer(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from palmette.protocol import Request, ScoreRequest, TokenEvent, Usage
 from palmette.runtime.metrics import EngineStats
 from palmette.runtime.server.answering import Job, new_id, palmette_version
-from palmette.runtime.server.errors import ApiError
+from palmette.runtime.server.errors import ApiError, error_answer
 from palmette.runtime.server.logprobs import TokenNames, finite
 from palmette.runtime.server.sampling import (
     constraint,
@@ -67,7 +68,7 @@ async def generate_job(body: GenerateRequest, service: Service) -> Job:
         requests=requests,
         answer=_NativeAnswer(outputs, is_list=is_list, is_incremental=is_incremental),
         is_stream=bool(body.stream),
-        fields=error_fields(body),
+        tell=partial(error_answer, fields=error_fields(body)),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from palmette.errors import InvalidRequest
 from palmette.protocol import Constraint, GrammarSyntax, SamplingParams, WhitespaceName
+from palmette.runtime.server.limits import ServerLimits
 from palmette.runtime.server.schemas import (
     ChatRequest,
     GenerationFields,
@@ -36,14 +37,8 @@ def sampling_params(
     fields: SamplingFields, service: Service, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     """The model's defaults, changed where the request says something. Raises InvalidRequest."""
-    _check_stop(fields, service)
+    check_counts(fields, service.limits)
     service.check_token_ids(fields.stop_token_ids, "stop_token_ids")
-    if len(fields.logit_bias) > service.limits.max_logit_bias:
-        raise InvalidRequest(
-            f"logit_bias has {len(fields.logit_bias)} entries, at most "
-            f"{service.limits.max_logit_bias} are taken",
-            param="logit_bias",
-        )
     service.check_token_ids([token_id for token_id, _ in fields.logit_bias], "logit_bias")
     said: dict[str, Any] = {
         name: value for name in _PLAIN if (value := getattr(fields, name)) is not None
@@ -232,13 +227,16 @@ def wants_usage(fields: GenerationFields) -> bool:
     return fields.stream_options is not None and bool(fields.stream_options.include_usage)
 
 
-def _check_stop(fields: SamplingFields, service: Service) -> None:
-    limits = service.limits
-    for name, values in (("stop", fields.stop), ("stop_token_ids", fields.stop_token_ids)):
-        if len(values) > limits.max_stop_strings:
+def check_counts(fields: SamplingFields | SamplingParams, limits: ServerLimits) -> None:
+    """Raises InvalidRequest for more stop strings, stop tokens or biases than are taken."""
+    for name, values, most in (
+        ("stop", fields.stop, limits.max_stop_strings),
+        ("stop_token_ids", fields.stop_token_ids, limits.max_stop_strings),
+        ("logit_bias", fields.logit_bias, limits.max_logit_bias),
+    ):
+        if len(values) > most:
             raise InvalidRequest(
-                f"{name} has {len(values)} entries, at most {limits.max_stop_strings} are taken",
-                param=name,
+                f"{name} has {len(values)} entries, at most {most} are taken", param=name
             )
     num_characters = sum(map(len, fields.stop))
     if num_characters > limits.max_stop_characters:

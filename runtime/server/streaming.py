@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from palmette.runtime.server.errors import error_answer
+from palmette.runtime.server.errors import ErrorAnswer
 
 T = TypeVar("T")
 
 Chunks = AsyncGenerator[dict[str, Any], None]
+
+TellError = Callable[[Exception], ErrorAnswer]
+"""What to tell a client about an error."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -80,17 +83,17 @@ class EventStream(Response):
 
     `first` was taken from `chunks` already, so that what is refused never begins a stream. `chunks`
     is closed when the client goes away, as soon as that is known. An error from it becomes an event
-    of its own before ``[DONE]``; `fields` is as for `error_answer`.
+    of its own before ``[DONE]``, which `tell` says.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: Any, chunks: Chunks, fields: Mapping[str, str]) -> None:
+    def __init__(self, first: Any, chunks: Chunks, tell: TellError) -> None:
         self.status_code = 200
         self.background = None
         self._first = first
         self._chunks = chunks
-        self._fields = fields
+        self._tell = tell
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +124,7 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 yield data(chunk)
         except Exception as error:
-            yield data(error_answer(error, self._fields).body)
+            yield data(self._tell(error).body)
         yield DONE
 
 

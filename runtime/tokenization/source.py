@@ -8,16 +8,14 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from palmette.errors import InvalidRequest, ModelFileError
 from palmette.runtime.home import palmette_home
 from palmette.runtime.loading.gguf_metadata import GGUFMetadata
-from palmette.runtime.tokenization.chat import JinjaChatTemplate
 from palmette.runtime.tokenization.prepared import PreparedCache, PreparedTokenizer, prepare
-from palmette.runtime.tokenization.tokenizer import LoadedTokenizer
+from palmette.runtime.tokenization.tokenizer import ChatTemplateSource, LoadedTokenizer
 
 _MAX_FILE = 512 * 1024 * 1024  # bytes; the largest tokenizer.json in use have about 35 MB
 _CONTROL = 3  # tokenizer.ggml.token_type of a control token
@@ -35,27 +33,6 @@ _VOCABULARY_FILES = (
     "tokenizer_config.json",
     "config.json",
 )
-
-
-@dataclass(slots=True)
-class ChatTemplateSource:
-    """A chat template that is compiled when somebody first chats."""
-
-    text: str
-    token_texts: Mapping[str, str] = field(default_factory=dict)
-    bos_text: str = ""
-    _template: JinjaChatTemplate | None = None
-
-    def template(self, tokenizer: LoadedTokenizer) -> JinjaChatTemplate:
-        """The compiled template. Raises InvalidRequest if it is malformed."""
-        if self._template is None:
-            self._template = JinjaChatTemplate(
-                self.text,
-                special=tokenizer.special_tokens,
-                token_texts=self.token_texts,
-                bos_text=self.bos_text,
-            )
-        return self._template
 
 
 def load_tokenizer(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import tokenizers
 
@@ -16,13 +17,34 @@ from palmette.grammar.pieces import (
     sentencepiece_piece,
 )
 from palmette.protocol import ChatTemplate, Piece
-from palmette.runtime.tokenization.prepared import PreparedTokenizer
+from palmette.runtime.tokenization.chat import JinjaChatTemplate
+from palmette.runtime.tokenization.prepared import Kind, PreparedTokenizer
 from palmette.runtime.tokenization.special import SpecialToken, SpecialTokens
 from palmette.runtime.tokenization.stream import StreamDecoder
 from palmette.runtime.tokenization.utf8 import utf8
 
-if TYPE_CHECKING:
-    from palmette.runtime.tokenization.source import ChatTemplateSource
+_MAX_VOCABULARY = 1 << 22  # the largest in use have some 260,000 tokens
+
+
+@dataclass(slots=True)
+class ChatTemplateSource:
+    """A chat template that is compiled when somebody first chats."""
+
+    text: str
+    token_texts: Mapping[str, str] = field(default_factory=dict)
+    bos_text: str = ""
+    _template: JinjaChatTemplate | None = None
+
+    def template(self, tokenizer: LoadedTokenizer) -> JinjaChatTemplate:
+        """The compiled template. Raises InvalidRequest if it is malformed."""
+        if self._template is None:
+            self._template = JinjaChatTemplate(
+                self.text,
+                special=tokenizer.special_tokens,
+                token_texts=self.token_texts,
+                bos_text=self.bos_text,
+            )
+        return self._template
 
 
 class LoadedTokenizer:
@@ -65,8 +87,12 @@ class LoadedTokenizer:
         else:
             self._byte_ids = byte_pieces(vocabulary)
             to_bytes = sentencepiece_piece(has_byte_pieces=bool(self._byte_ids))
+        self._kind = prepared.kind
         self._marks_spaces = prepared.kind == "sentencepiece"
-        self._bytes = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        highest = max(vocabulary.values(), default=-1)
+        if highest >= _MAX_VOCABULARY:
+            raise ValueError(f"a token has the id {highest}, at most {_MAX_VOCABULARY} are read")
+        self._bytes = [b""] * (highest + 1)
         for piece, token_id in vocabulary.items():
             self._bytes[token_id] = to_bytes(piece)
         for token_id, token in added.items():
@@ -74,11 +100,58 @@ class LoadedTokenizer:
         self._shown_bytes = {token_id: self._bytes[token_id] for token_id in self._special.ids}
         for token_id in self._special.ids:
             self._bytes[token_id] = b""
+        self._unknown_token = unknown_token
         self._unknown_id = None if unknown_token is None else vocabulary.get(unknown_token)
         self._prefix_ids = (bos_token_id,) if add_bos and bos_token_id is not None else ()
         self._stop_token_ids = frozenset(i for i in stop_token_ids if 0 <= i < self.vocab_size)
         self._chat_template = chat_template
         self._deceptive: re.Pattern[str] | None = None
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Any]) -> LoadedTokenizer:
+        """The tokenizer that has these `parts`. Raises ValueError, TypeError or LookupError."""
+        kind, template = parts["kind"], parts["chat_template"]
+        if kind not in get_args(Kind):
+            raise ValueError(f"there are no vocabularies of the kind {kind!r}")
+        prepared = PreparedTokenizer(
+            tokenizer=parts["tokenizer"],
+            kind=kind,
+            adds_bos=False,
+            normalizes=bool(parts["normalizes"]),
+            special={},  # the vocabulary says so itself
+        )
+        prefix = [int(token_id) for token_id in parts["prefix_ids"]]
+        return cls(
+            prepared,
+            bos_token_id=prefix[0] if prefix else None,
+            add_bos=bool(prefix),
+            stop_token_ids=[int(token_id) for token_id in parts["stop_token_ids"]],
+            unknown_token=parts["unknown_token"],
+            chat_template=None
+            if template is None
+            else ChatTemplateSource(
+                str(template["text"]), dict(template["token_texts"]), str(template["bos_text"])
+            ),
+        )
+
+    def parts(self) -> dict[str, Any]:
+        """All that it is made of as JSON data, for `of_parts` elsewhere."""
+        template = self._chat_template
+        return {
+            "tokenizer": self.serialized,
+            "kind": self._kind,
+            "normalizes": self._normalizer is not None,
+            "prefix_ids": list(self._prefix_ids),
+            "stop_token_ids": sorted(self._stop_token_ids),
+            "unknown_token": self._unknown_token,
+            "chat_template": None
+            if template is None
+            else {
+                "text": template.text,
+                "token_texts": dict(template.token_texts),
+                "bos_text": template.bos_text,
+            },
+        }
 
     @property
     def vocab_size(self) -> int:

@@ -1,0 +1,48 @@
+"""The lanes of a backend: each event loop has connections and slots of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import Generic
+
+from palmette.errors import EngineStopped
+from palmette.lang.backends.remote import C, Lane
+
+
+class Lanes(Generic[C]):
+    """The lanes of a backend to the server called `name`, made when they are first used."""
+
+    def __init__(self, name: str, new_client: Callable[[], C], max_concurrency: int) -> None:
+        self._name = name
+        self._new_client = new_client
+        self._max_concurrency = max_concurrency
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane[C]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._is_closed = False
+
+    def current(self) -> Lane[C]:
+        """What the running event loop uses. Raises EngineStopped once closed."""
+        if self._is_closed:
+            raise EngineStopped(f"the backend for {self._name} was closed")
+        loop = asyncio.get_running_loop()
+        lane = self._by_loop.get(loop)
+        if lane is None:
+            lane = self._by_loop[loop] = Lane(self._new_client(), self._max_concurrency)
+        return lane
+
+    def close(self) -> None:
+        """No more requests. Connections are closed soon, and what is still under way fails."""
+        self._is_closed = True
+        for loop, lane in list(self._by_loop.items()):
+            if loop.is_running():
+                loop.call_soon_threadsafe(lane.close)
+
+    async def aclose(self) -> None:
+        """As `close`, and wait until the connections of this event loop are closed."""
+        self.close()
+        lane = self._by_loop.get(asyncio.get_running_loop())
+        if lane is not None:
+            await lane.close()
