@@ -129,7 +129,9 @@ class Measure {
     const full = this.width(context, value);
     if (full <= width) return value;
     const signs = [...value];
-    const kept = Math.floor((signs.length * (width - 8)) / full);
+    let kept = Math.floor((signs.length * width) / full);
+    // Letters are not equally wide: what was reckoned may be a few too many.
+    while (kept > 0 && context.measureText(`${signs.slice(0, kept).join("")}…`).width > width) kept -= 1;
     return kept < 1 ? "" : `${signs.slice(0, kept).join("")}…`;
   }
 }

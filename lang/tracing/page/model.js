@@ -121,10 +121,14 @@ class Run {
     return this.branches[0];
   }
 
-  get label() {
+  /** Its arguments in short, on one line. */
+  get given() {
     const values = Object.values(record(this.data.arguments));
-    const shown = values.map((each) => glimpse(each, 40)).join(", ");
-    return shown ? `${this.program}(${shown})` : this.program;
+    return values.slice(0, 6).map((each) => glimpse(each, 40)).join(", ");
+  }
+
+  get label() {
+    return this.given ? `${this.program}(${this.given})` : this.program;
   }
 
   _connect() {

@@ -672,8 +672,9 @@ class Timeline {
     context.save();
     roundRect(context, x0, top, x1 - x0, height, radius);
     context.clip();
-    context.fillStyle = palette[`${family}-3`];
-    if (event.kind === "join" || event.kind === "first_k") context.fillStyle = palette["other-2"];
+    // A join computes nothing, it waits: it is drawn as lightly as what is queued.
+    const waits = event.kind === "join" || event.kind === "first_k";
+    context.fillStyle = palette[waits ? "other-1" : `${family}-3`];
     context.fillRect(x0, top, x1 - x0, height);
     if (event.queued !== null || event.prefill !== null) {
       const queuedEnd = Math.min(this._x(event.from + (event.queued ?? 0)), x1);
@@ -817,8 +818,15 @@ class Timeline {
     context.font = `${row.isFirst ? 600 : 400} ${size}px ${palette.sans}`;
     context.fillStyle = row.isFirst ? palette.ink : palette.muted;
     const aside = row.isFirst && gutter > 140 ? duration(run.root.to - run.root.from) : "";
-    const name = measure.cut(context, row.isFirst ? run.label : rowLabel(row), gutter - x - 6 - (aside ? 58 : 0));
+    const room = gutter - x - 6 - (aside ? 58 : 0);
+    const name = measure.cut(context, row.isFirst ? run.program : rowLabel(row), room);
     context.fillText(name, x, middle);
+    const used = measure.width(context, name) + 6;
+    if (row.isFirst && room - used > 24) {
+      context.font = `${size * 0.93}px ${palette.sans}`;
+      context.fillStyle = palette.muted;
+      context.fillText(measure.cut(context, run.given || `run ${run.index}`, room - used), x + used, middle);
+    }
     if (!aside) return;
     context.font = `${size * 0.93}px ${palette.sans}`;
     context.fillStyle = palette.muted;
