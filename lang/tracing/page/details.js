@@ -73,6 +73,7 @@ class Details {
   }
 
   _time(event) {
+    if (event.isConstant) return null;
     const origin = this.app.trace.begin;
     if (!event.hasBegun) return section("Time", "", make("p", { class: "muted" }, `It has not begun${event.asked === null ? "" : `; asked for at ${duration(event.asked - origin)}`}.`));
     const at = `from ${duration(event.from - origin)} to ${event.end === null ? "now" : duration(event.to - origin)}`;
@@ -173,7 +174,7 @@ class Details {
     const add = (name, value) => {
       if (value !== undefined && value !== null && value !== "") facts.push(make("dt", {}, name), make("dd", { class: typeof value === "object" ? "mono" : null }, plain(value)));
     };
-    add("Variable", event.variable && event.name !== event.variable ? event.name : "");
+    add("Primitive", event.variable && event.name !== event.variable ? event.name : "");
     add("Finished by", [data.finish_reason, data.stop_reason === undefined || data.stop_reason === null ? "" : spellOut(text(data.stop_reason))].filter(Boolean).join(": "));
     for (const [name, value] of Object.entries(record(data.sampling))) add(name, value);
     const constraint = record(data.constraint);

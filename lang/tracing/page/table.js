@@ -7,23 +7,23 @@ const numberColumn = (key, title, width, value, show = grouped) => ({ key, title
 const textColumn = (key, title, width, value, show = value) => ({ key, title, width, value, show });
 
 const COLUMNS = [
-  textColumn("status", "Status", 86, (event) => statusName(event.status), (event) => `${event.isBad ? "✕ " : event.isStopped ? "⊘ " : ""}${statusName(event.status)}`),
-  textColumn("kind", "Kind", 78, (event) => event.kind),
-  textColumn("name", "Name", 150, (event) => event.variable || event.name),
-  textColumn("program", "Program", 170, (event) => event.run.program),
-  numberColumn("run", "Run", 56, (event) => event.run.index),
-  textColumn("branch", "Branch", 86, (event) => event.branch.label),
-  numberColumn("start", "Start", 86, (event) => (event.hasBegun ? event.from - event.origin : null), duration),
-  numberColumn("time", "Time", 86, (event) => event.seconds, duration),
-  numberColumn("queued", "Queued", 86, (event) => event.queued, duration),
-  numberColumn("prefill", "Prefill", 86, (event) => event.prefill, duration),
-  numberColumn("decode", "Decode", 86, (event) => event.decode, duration),
-  numberColumn("prompt", "Prompt", 78, (event) => (event.isCall ? event.cached + event.prefilled || event.promptTokens : null)),
-  numberColumn("cached", "Cached", 78, (event) => (event.isCall ? event.cached : null)),
-  numberColumn("prefilled", "Prefilled", 84, (event) => (event.isCall ? event.prefilled : null)),
-  numberColumn("hits", "Hits", 70, (event) => event.hitRate, percent),
-  numberColumn("forced", "Forced", 72, (event) => (event.isCall ? event.forced : null)),
-  numberColumn("decoded", "Decoded", 80, (event) => (event.isCall ? event.decoded : null)),
+  textColumn("status", "Status", 88, (event) => statusName(event.status), (event) => `${event.isBad ? "✕ " : event.isStopped ? "⊘ " : ""}${statusName(event.status)}`),
+  textColumn("kind", "Kind", 72, (event) => event.kind),
+  textColumn("name", "Name", 124, (event) => event.variable || event.name),
+  numberColumn("start", "Start", 76, (event) => (event.hasBegun ? event.from - event.origin : null), duration),
+  numberColumn("time", "Time", 76, (event) => event.seconds, duration),
+  numberColumn("prompt", "Prompt", 72, (event) => (event.isCall ? event.cached + event.prefilled || event.promptTokens : null)),
+  numberColumn("cached", "Cached", 72, (event) => (event.isCall ? event.cached : null)),
+  numberColumn("prefilled", "Prefilled", 80, (event) => (event.isCall ? event.prefilled : null)),
+  numberColumn("hits", "Hits", 60, (event) => event.hitRate, percent),
+  numberColumn("forced", "Forced", 68, (event) => (event.isCall ? event.forced : null)),
+  numberColumn("decoded", "Decoded", 76, (event) => (event.isCall ? event.decoded : null)),
+  numberColumn("queued", "Queued", 76, (event) => event.queued, duration),
+  numberColumn("prefill", "Prefill", 76, (event) => event.prefill, duration),
+  numberColumn("decode", "Decode", 76, (event) => event.decode, duration),
+  textColumn("program", "Program", 140, (event) => event.run.program),
+  numberColumn("run", "Run", 52, (event) => event.run.index),
+  textColumn("branch", "Branch", 80, (event) => event.branch.label),
   textColumn("text", "Text", 420, (event) => glimpse(event.data.error || event.text, 120)),
 ];
 
@@ -34,12 +34,12 @@ class Table {
     this.events = [];
     this.rows = new Map(); // by position: the elements in sight
     this.redraw = eachFrame(() => this.draw());
-    this.template = COLUMNS.map((column) => `${column.width}px`).join(" ");
+    this.template = COLUMNS.map((column) => `${(column.width / 14).toFixed(3)}rem`).join(" ");
     this.head = make("div", { class: "grid-row grid-head", role: "row", "aria-rowindex": "1", style: { "grid-template-columns": this.template } });
     this.body = make("div", { class: "grid-body", role: "rowgroup" });
     this.caption = make("span", {});
     const width = COLUMNS.reduce((sum, column) => sum + column.width, 16);
-    this.grid = make("div", { class: "grid", role: "grid", "aria-label": "Primitives", "aria-colcount": String(COLUMNS.length), style: { width: `max(100%, ${width}px)` } }, this.head, this.body);
+    this.grid = make("div", { class: "grid", role: "grid", "aria-label": "Primitives", "aria-colcount": String(COLUMNS.length), style: { width: `max(100%, ${(width / 14).toFixed(2)}rem)` } }, this.head, this.body);
     this.scroller = make("div", { class: "table-wrap", tabindex: "0", "aria-label": "Primitives, scrollable" }, this.grid);
     this.element = make("div", {}, make("div", { class: "strip" }, this.caption), this.scroller);
     this.scroller.addEventListener("scroll", this.redraw, { passive: true });

@@ -2,7 +2,7 @@
 // Only what is visible is drawn, on one canvas that stays in place while the rows scroll by.
 
 const AXIS = 28; // height of the time axis, pixels
-const TICK_DISTANCE = 96; // pixels between ticks, at least
+const TICK_DISTANCE = 76; // pixels between ticks, at least
 const MARGIN = 0.012; // of the whole, left free on both sides when everything is shown
 const CLICK_SLACK = 4; // pixels a pointer may move and still click
 const GRIP = 7; // pixels around an edge of the brush that take hold of it
@@ -632,7 +632,7 @@ class Timeline {
   _drawEvent(context, event, left, right, top, height) {
     context.globalAlpha = event.isShown ? 1 : 0.22;
     if (event.isConstant) this._drawConstant(context, left, top, height);
-    else if (right - left < 2 && !event.isCall) this._drawMarker(context, event, left, top, height);
+    else if (right - left < 2 && !(event.isCall && event.hasBegun)) this._drawMarker(context, event, left, top, height);
     else this._drawBar(context, event, left, Math.max(right, left + 1.5), top, height);
     context.globalAlpha = 1;
   }

@@ -124,7 +124,8 @@ function tokenScale(hasProbabilities, hasForced) {
   const parts = [];
   if (hasProbabilities) {
     const steps = Array.from({ length: 24 }, (_, i) => make("span", { class: "token", style: { "--t": String(i / 24) } }));
-    parts.push("sure", make("span", { class: "ramp", role: "img", "aria-label": "Scale of probabilities from 1 to 0" }, ...steps), "unlikely");
+    const ticks = [1, 0.5, 0.1, 0.01].map((each) => make("span", { class: "tick", style: { left: `${paleness(each) * 100}%` } }, percent(each)));
+    parts.push("Probability", make("span", { class: "ramp-frame", role: "img", "aria-label": "Scale of probabilities, from 100% to 0" }, make("span", { class: "ramp" }, ...steps), ...ticks));
   }
   if (hasForced) parts.push(make("span", {}, make("span", { class: "token is-forced" }, "forced"), " by the constraint"));
   return make("div", { class: "scale" }, ...parts);

@@ -97,7 +97,11 @@ class TranscriptView {
     let turn = null;
     let wasInherited = false;
     for (const { event, isInherited } of segments.slice(0, SEGMENTS_SHOWN)) {
-      if (wasInherited && !isInherited) parts.push(make("span", { class: "note" }, `Branch ${this.branch.label} begins here`));
+      if (wasInherited && !isInherited) {
+        const note = make("span", { class: "note" }, `Branch ${this.branch.label} begins here`);
+        if (turn) turn.append(note);
+        else parts.push(note);
+      }
       wasInherited = isInherited;
       if (event.kind === "role_begin") {
         const role = /^(\w+?)_begin/u.exec(event.name)?.[1] ?? event.name;
@@ -105,7 +109,8 @@ class TranscriptView {
         parts.push(turn);
       }
       const element = this._segment(event, isInherited && !turn);
-      if (element) (turn ?? { append: (...each) => parts.push(...each) }).append(element);
+      if (element && turn) turn.append(element);
+      else if (element) parts.push(element);
       if (event.kind === "role_end") turn = null;
     }
     if (segments.length > SEGMENTS_SHOWN) parts.push(make("p", { class: "note" }, `${grouped(segments.length - SEGMENTS_SHOWN)} further parts are not shown.`));
