@@ -120,7 +120,7 @@ def compare(name: str, work: Work, backend: TokenBackend, rounds: int) -> float:
 
 def scripted() -> pm.ScriptedBackend:
     """Some words each time, of which each token has likelier ones beside it."""
-    words = "a lamp that turns off by itself when one sleeps in the sun by day".split()
+    words = ["a", "lamp", "that", "turns", "off", "by", "itself", "when", "one", "sleeps", "sun"]
     tokenizer = pm.ByteTokenizer([f" {word}" for word in words])
     ids = [tokenizer.single_id(f" {word}") for word in words]
     rng = random.Random(1)
