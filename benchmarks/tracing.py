@@ -128,7 +128,7 @@ def scripted() -> pm.ScriptedBackend:
     def answer(prompt: str, request: Request) -> pm.Reply:
         return pm.Reply(token_ids=tuple(rng.choices(ids, k=16)), num_forced=4)
 
-    shares = {f" {word}": 1 / len(words) for word in words}
+    shares: dict[str | bytes | int, float] = {f" {word}": 1 / len(words) for word in words}
     return pm.ScriptedBackend(answer, tokenizer=tokenizer, probabilities={"": shares})
 
 
