@@ -85,6 +85,8 @@ class Speculating:
     and must begin it as the program does. Raises RemoteError if it does not.
     """
 
+    explains_prompts = False
+
     def __init__(self, backend: AnyRemoteBackend, num_tokens: int) -> None:
         self._backend = backend
         self._num_tokens = num_tokens

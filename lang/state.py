@@ -27,6 +27,7 @@ from palmette.lang.limits import Budget, Limits, Stop
 from palmette.lang.nodes import Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_expr
 from palmette.lang.operations import Fork
 from palmette.lang.signals import Signal
+from palmette.lang.tracing import Trace
 from palmette.lang.variables import Slot
 from palmette.protocol import Message, Usage
 
@@ -103,6 +104,10 @@ class State:
             children = self._branch.children(size, budget)
             fork = Fork(name=f"fork({size})", where=where, children=children)
             self._branch.submit([fork], {})
+            for child in children:
+                child.record.forked_by = fork.record
+            if fork.record is not None:
+                fork.record.children = [child.record for child in children]
         if limits.timeout is not None:
             self._branch.run.stop_after(limits.timeout, of, children)
         return Branches([State(child) for child in children], children, self._branch)
@@ -192,6 +197,14 @@ class State:
         """`figures` as a table on `file`, by default standard output."""
         self.sync()
         print_figures(self, file)
+
+    def trace(self) -> Trace:
+        """What the whole run, from the root on, has done so far, primitive by primitive.
+
+        Does not wait, and raises nothing for a run that failed. A run with ``trace=True`` has
+        log-probabilities of its tokens and the reasons of cache misses, too.
+        """
+        return Trace.of(self)
 
     async def value(self, name: str) -> Any:
         """The value of a variable, waited for without blocking the event loop."""

@@ -73,6 +73,7 @@ from palmette.lang.choices import ChoicesDecision, ChoicesMethod, ChoicesSamplin
 from palmette.lang.function import Function, function
 from palmette.lang.global_config import global_config
 from palmette.lang.state import State
+from palmette.lang.tracing import Trace
 
 if TYPE_CHECKING:
     from palmette.lang.backends.anthropic import Anthropic
@@ -107,6 +108,7 @@ __all__ = [
     "ScriptedBackend",
     "State",
     "TokenBudgetExceeded",
+    "Trace",
     "UnsupportedFeature",
     "VariableNotSet",
     "__version__",

@@ -297,6 +297,10 @@ class Request:
     the branch at `path`, or one forked from it, may ask again: what it has computed is kept at hand
     until then, or until the program ends. With `explain`, the last event says which tokens of the
     prompt were cached and why the others were not.
+
+    With `trace_top` the events tell the log-probability of each token, and so many likeliest ones,
+    as far as that comes without a further pass: of a token that was not drawn it is NaN. It changes
+    nothing else, and counts for nothing where `sampling` asks for log-probabilities.
     """
 
     request_id: str
@@ -308,10 +312,13 @@ class Request:
     outlook: Outlook | None = None
     goes_on: bool = False
     explain: bool = False
+    trace_top: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise InvalidRequest("the prompt is empty, it needs at least one token", param="prompt")
+        if self.trace_top is not None:
+            _check_int("trace_top", self.trace_top, 0, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +424,8 @@ class TokenEvent:
     `token_ids` if asked for. Where a stop string cuts a token in two, the part that stays is
     encoded again; such ids have a log-probability of NaN. `stop_reason` is the stop string or
     stop token that ended it, and `stop_logprob` the log-probability of such a token, which is none
-    of `token_ids`. `prompt` explains the prompt, on the last event and if asked for.
+    of `token_ids`. `prompt` explains the prompt, on the last event and if asked for. `forced` says
+    of each of `token_ids` whether a constraint forced it; it is empty if none of them was.
     """
 
     request_id: str
@@ -430,6 +438,7 @@ class TokenEvent:
     usage: Usage | None = None
     error: PalmetteError | None = None
     prompt: tuple[PromptStretch, ...] = ()
+    forced: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

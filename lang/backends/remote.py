@@ -86,6 +86,7 @@ class Answer(ABC):
 class RemoteBackend(ABC, Generic[C]):
     """A `TokenBackend` whose prompts are bytes, sent as text by the client of `package`."""
 
+    explains_prompts: ClassVar[bool] = False
     package: ClassVar[str]
     finish_reasons: ClassVar[Mapping[str, FinishReason]]  # by what the API calls them
 

@@ -250,6 +250,8 @@ def _new_row(sequence: GenerationSequence) -> SamplingRow:
     params = sequence.request.sampling
     if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
         params = replace(params, logprobs=None)
+    elif sequence.num_traced is not None:
+        params = replace(params, logprobs=sequence.num_traced)
     return SamplingRow(
         params=params,
         seed=sequence.seed,
