@@ -122,6 +122,10 @@ class Run {
     return this.branches[0];
   }
 
+  get seconds() {
+    return this.to - this.from;
+  }
+
   /** Its arguments in short, on one line. */
   get given() {
     const values = Object.values(record(this.data.arguments));
@@ -237,6 +241,11 @@ class Trace {
       }
       if (branch.events.length) branch.from = Math.min(branch.from, ...firstAndLast(branch.events));
       if (branch.end !== null) branch.to = Math.max(branch.to, branch.end);
+    }
+    // A program may go on with its branches after its root has ended.
+    for (const run of this.runs) {
+      run.from = run.start ?? run.root.from;
+      run.to = run.end ?? run.branches.reduce((latest, branch) => Math.max(latest, branch.to), run.from);
     }
   }
 }

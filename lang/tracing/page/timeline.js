@@ -826,7 +826,7 @@ class Timeline {
     context.textBaseline = "middle";
     context.font = `${row.isFirst ? 600 : 400} ${size}px ${palette.sans}`;
     context.fillStyle = row.isFirst ? palette.ink : palette.muted;
-    const aside = row.isFirst && gutter > 140 ? duration(run.root.to - run.root.from) : "";
+    const aside = row.isFirst && gutter > 140 ? duration(run.seconds) : "";
     const room = gutter - x - 6 - (aside ? 58 : 0);
     const name = measure.cut(context, row.isFirst ? run.program : rowLabel(row), room);
     context.fillText(name, x, middle);
@@ -987,7 +987,7 @@ function rowTip(row) {
   if (row.isFirst) {
     const { run } = row;
     const branches = run.branches.length > 1 ? ` · ${counted(run.branches.length, "branch", "branches")}` : "";
-    return [make("b", {}, glimpse(run.label, 200)), make("div", { class: "muted" }, `${statusName(run.status)} · ${duration(run.root.to - run.root.from)}${branches}`)];
+    return [make("b", {}, glimpse(run.label, 200)), make("div", { class: "muted" }, `${statusName(run.status)} · ${duration(run.seconds)}${branches}`)];
   }
   const shown = row.branches.slice(0, 8).map((branch) => branch.label).join(", ");
   return [make("b", {}, `${row.branches.length > 1 ? "Branches" : "Branch"} ${shown}${row.branches.length > 8 ? "…" : ""}`), make("div", { class: "muted" }, row.run.program)];

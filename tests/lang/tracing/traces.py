@@ -104,7 +104,7 @@ class RunMaker:
         """How many tokens of the prompt were cached, and stretches that say why."""
         total = max(2, self.num_tokens[branch])
         cached = int(total * self.rng.choice((0.0, 0.6, 0.9, 0.97)))
-        stretches = [
+        stretches: list[dict[str, Any]] = [
             {"start": 0, "end": cached, "reason": "cached"},
             {
                 "start": cached,
@@ -283,15 +283,30 @@ def ticket_trace(num_runs: int = 6, seed: int = 1) -> dict[str, Any]:
 
 
 def large_trace(num_primitives: int, seed: int = 1) -> dict[str, Any]:
-    """At least so many primitives, not counting constants: programs of eight, overlapping."""
+    """At least so many primitives, not counting constants: overlapping runs, of a few kinds."""
     rng = random.Random(seed)
+    kinds = [ticket_run(rng, 0.0, width=rng.choice((2, 4, 6))) for _ in range(12)]
     runs: list[dict[str, Any]] = []
     num_made = 0
     while num_made < num_primitives:
-        run = ticket_run(rng, len(runs) * 0.02, width=rng.choice((2, 4, 6)))
-        num_made += len(primitives_of(run))
-        runs.append(run)
+        kind = kinds[len(runs) % len(kinds)]
+        num_made += len(primitives_of(kind))
+        runs.append(shifted(kind, len(runs) * 0.02))
     return make_trace(runs)
+
+
+def shifted(run: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The same run at a later time; what has no time in it is shared."""
+
+    def later(each: dict[str, Any]) -> dict[str, Any]:
+        times = {name: each[name] + seconds for name in ("asked", "start", "end") if name in each}
+        return each | times
+
+    branches = [
+        later(branch) | {"events": [later(event) for event in branch["events"]]}
+        for branch in run["branches"]
+    ]
+    return later(run) | {"branches": branches}
 
 
 def primitives_of(run: dict[str, Any]) -> list[dict[str, Any]]:
