@@ -19,7 +19,7 @@ from palmette.lang.outlook import Ahead, Forecast
 from palmette.lang.signals import Signal
 from palmette.lang.tracing.recording import RunRecord
 from palmette.lang.variables import Failure
-from palmette.protocol import ProgramListener, TokenBackend
+from palmette.protocol import ProgramListener, TokenBackend, Usage
 
 _WORK = LoopThread("palmette-lang")
 
@@ -76,6 +76,11 @@ class Run:
         tokens = self._limits.max_total_tokens
         budget = None if tokens is None else Budget(tokens, "the run")
         self.root = Branch(self, budget=budget)
+
+    @property
+    def usage(self) -> Usage:
+        """What all branches have used so far."""
+        return self.root.usage
 
     def start(self) -> None:
         """The program begins now."""

@@ -357,6 +357,20 @@ class State:
         names = ", ".join(self._branch.slots) or "none"
         return f"<State path={self.path} variables: {names}>"
 
+    def _repr_html_(self) -> str:
+        """As notebooks show it: what is there by now, without waiting."""
+        from palmette.lang.tracing.notebook import state_html
+
+        branch = self._branch
+        with branch.run.lock:
+            values = {
+                name: ", ".join(leaf.shown() for leaf in slot.leaves())
+                for name, slot in branch.slots.items()
+            }
+            error = branch.run.error if self._is_outside else None
+            parts = branch.record.shown_parts()
+        return state_html(parts, values, "" if error is None else str(error))
+
     # Inside
 
     def _append(self, expr: Expr) -> None:

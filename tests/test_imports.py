@@ -31,7 +31,7 @@ DECISIONS = (
 SERVER_LIBRARIES = ("fastapi", "starlette", "uvicorn")
 
 # Named only where a user asks for them, and reported as missing where they are.
-OPTIONAL = {"triton", "llguidance", "xgrammar", "openai", "anthropic"}
+OPTIONAL = {"triton", "llguidance", "xgrammar", "openai", "anthropic", "opentelemetry"}
 
 
 @dataclass(frozen=True)

@@ -328,6 +328,25 @@ class BranchRecord:
         start = record.num_prompt - self.base
         return self.ids[start : start + record.num_output]
 
+    def shown_parts(self) -> list[tuple[str, bool]]:
+        """The texts that make up the branch from the root on, and whether each was generated."""
+        parts: list[list[tuple[str, bool]]] = []
+        branch: BranchRecord | None = self
+        before: EventRecord | None = None
+        while branch is not None:
+            end = len(branch.events)
+            if before is not None:
+                end = branch.place_of(before) if before.is_kept else end
+            parts.append(
+                [
+                    ("".join(event.chunks), event.kind in ("gen", "select"))
+                    for event in branch.events[:end]
+                    if event.kind != "scope_end"
+                ]
+            )
+            before, branch = branch.forked_by, branch.parent
+        return [part for each in reversed(parts) for part in each if part[0]]
+
     def place_of(self, record: EventRecord) -> int:
         """Where in the events a fork stands."""
         return self._places[record]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from palmette.lang.tracing.model import (
     MAX_TEXT,
@@ -28,7 +28,9 @@ from palmette.lang.tracing.trace import Trace
 from palmette.protocol import SamplingParams, Usage
 
 if TYPE_CHECKING:
-    from palmette.lang.run import Run
+    from contextlib import AbstractContextManager
+
+    from palmette.lang.tracing.recording import RunRecord
     from palmette.protocol import Constraint, TokenBackend, Tokenizer
 
 _LEAST_LOGPROB = -9999.0  # stands for anything less likely, as in an engine
@@ -36,7 +38,22 @@ _NEUTRAL = SamplingParams()
 _BUSY = (Status.WAITING, Status.RUNNING)
 
 
-def trace_of(runs: Iterable[Run]) -> Trace:
+class Traceable(Protocol):
+    """What was recorded of a run; `lock` guards it."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def backend(self) -> TokenBackend: ...
+    @property
+    def record(self) -> RunRecord: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def lock(self) -> AbstractContextManager[object]: ...
+
+
+def trace_of(runs: Iterable[Traceable]) -> Trace:
     """The runs, each once, on one time axis that begins with the first of them."""
     distinct = list(dict.fromkeys(runs))
     now = time.monotonic()
@@ -117,7 +134,7 @@ class _Taking:
     def _maybe_at(self, moment: float | None) -> float | None:
         return None if moment is None else self.at(moment)
 
-    def run(self, run: Run) -> RunTrace:
+    def run(self, run: Traceable) -> RunTrace:
         """All of a run, as it is now."""
         self._run_index += 1
         backend = self._backend(run.backend)
@@ -133,7 +150,7 @@ class _Taking:
                 status=record.status,
                 start=self.at(record.start),
                 end=self._maybe_at(record.end),
-                usage=_counts(run.root.usage),
+                usage=_counts(run.usage),
                 branches=tuple(
                     self._branch(branch, index, indices, backend)
                     for index, branch in enumerate(record.branches)

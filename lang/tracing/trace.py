@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from palmette.errors import InvalidRequest
 from palmette.lang.tracing.codec import (
@@ -109,6 +109,39 @@ class Trace:
         """Write it to a file as JSON."""
         Path(path).write_text(self.to_json(), encoding="ascii")
 
+    def to_otlp(self, *, contents: bool = False) -> dict[str, Any]:
+        """As spans in the JSON encoding of OTLP: the body of a request to ``/v1/traces``.
+
+        The same trace has the same ids. With `contents`, texts and arguments are in it, too.
+        """
+        from palmette.lang.tracing.otel import otlp
+
+        return otlp(self, contents=contents)
+
+    def export_otel(self, tracer_provider: Any = None, *, contents: bool = False) -> int:
+        """Hand spans with the true times to OpenTelemetry; how many.
+
+        To `tracer_provider`, or the one that is set for the process. Raises UnsupportedFeature if
+        opentelemetry-api is not installed.
+        """
+        from palmette.lang.tracing.otel import emit
+
+        return emit(self, tracer_provider, contents=contents)
+
+    def html(self) -> str:
+        """A page that shows it: one file that needs no other, and no network."""
+        from palmette.lang.tracing.page import page_html
+
+        return page_html(self.to_json())
+
+    def print(self, file: IO[str] | None = None, *, all_events: bool = False) -> None:
+        """The primitives as a tree on `file`, by default standard output; constants only with
+        `all_events`.
+        """
+        from palmette.lang.tracing.listing import print_trace
+
+        print_trace(self, file, all_events=all_events)
+
     def events(self) -> Iterator[Event]:
         """All primitives of all runs, branch by branch."""
         for run in self.runs:
@@ -133,6 +166,11 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<Trace: {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        from palmette.lang.tracing.notebook import trace_html
+
+        return trace_html(self)
 
 
 def _many(count: int, noun: str) -> str:

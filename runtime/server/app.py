@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from palmette.errors import InvalidRequest
@@ -35,7 +35,7 @@ from palmette.runtime.server.schemas import (
     ScoreOptionsRequest,
     TokenizeRequest,
 )
-from palmette.runtime.server.service import Service, off_loop
+from palmette.runtime.server.service import RequestTraces, Service, off_loop
 from palmette.runtime.server.streaming import ClientGone, JsonAnswer, unless_gone
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -43,6 +43,11 @@ Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 # What may be asked without a key: whether the server lives.
 OPEN_PATHS = frozenset({"/health", "/ready"})
+
+# Of the page with the last requests, which is whole in itself.
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
 
 _LONG_BODY = 1 << 16  # bytes; longer ones are parsed on a thread
 
@@ -54,14 +59,16 @@ def create_app(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     limits: ServerLimits | None = None,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """The OpenAI API and our own over `backend`, which stays the caller's to close.
 
     With an `api_key`, every path but the health checks wants it as a bearer token. `cors_origins`
-    names the web pages that may call from a browser; by default none may.
+    names the web pages that may call from a browser; by default none may. `traces` keeps the last
+    requests, for ``/trace``.
     """
     service = Service(
-        backend=backend,
+        backend=backend if traces is None else traces.watching(backend),
         model_name=model_name or backend.model_name,
         limits=limits or ServerLimits(),
     )
@@ -72,7 +79,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    _Routes(service).add_to(app)
+    _Routes(service, backend, traces).add_to(app)
     app.add_exception_handler(HTTPException, _http_error)
     if api_key is not None:
         if not api_key:
@@ -91,9 +98,11 @@ def create_app(
 class _Routes:
     """The endpoints."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(
+        self, service: Service, backend: TokenBackend, traces: RequestTraces | None
+    ) -> None:
         self._service = service
-        backend = service.backend
+        self._traces = traces
         self._stats = StatsReader(backend) if isinstance(backend, HasStats) else None
 
     def add_to(self, app: FastAPI) -> None:
@@ -111,6 +120,8 @@ class _Routes:
             ("/get_server_info", get, self.server_info, None),
             ("/tokenizer_info", get, self.tokenizer_info, None),
             ("/flush_cache", post, self.flush_cache, FlushRequest),
+            ("/trace", get, self.trace, None),
+            ("/trace.json", get, self.trace_json, None),
             ("/health", get, self.health, None),
             ("/ready", get, self.ready, None),
         ]
@@ -240,6 +251,21 @@ class _Routes:
             await self._read(http, FlushRequest)
         await asyncio.to_thread(self._service.backend.flush_cache)
         return JsonAnswer({"flushed": True})
+
+    async def trace(self, http: HttpRequest) -> Response:
+        """The page that shows the last requests."""
+        page = await asyncio.to_thread(self._kept().html)
+        return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY})
+
+    async def trace_json(self, http: HttpRequest) -> Response:
+        """The last requests as a trace."""
+        told = await asyncio.to_thread(self._kept().to_json)
+        return Response(told, media_type="application/json")
+
+    def _kept(self) -> RequestTraces:
+        if self._traces is None:
+            raise ApiError(404, "no requests are kept: start the server with --trace N")
+        return self._traces
 
     async def health(self, http: HttpRequest) -> Response:
         """200 while the process answers."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -205,14 +206,17 @@ def test_a_failure_is_told_where_it_happened_and_what_it_kept_from_being_done() 
 def test_a_timeout_and_a_cancelled_branch_are_told_apart() -> None:
     @pm.function
     def program(s: pm.State) -> None:
-        late = s.fork(1, timeout=0.05)[0]
+        late = s.fork(1, timeout=0.2)[0]
         late += "slow" + pm.gen("a")
         dropped = s.fork(1)[0]
         dropped += "slow" + pm.gen("b")
+        while len(backend.requests) < 2:
+            time.sleep(0.001)
         dropped.cancel()
         assert isinstance(late.error(), pm.ProgramTimeout)
 
-    run = only_run(program.run(backend=ScriptedBackend(failing)))
+    backend = ScriptedBackend(failing)
+    run = only_run(program.run(backend=backend))
     assert [branch.status.value for branch in run.branches] == ["ok", "timed_out", "cancelled"]
     assert [branch.events[-1].status.value for branch in run.branches[1:]] == [
         "timed_out",
@@ -306,7 +310,10 @@ def test_the_records_go_with_the_state_and_keep_no_branch_alive() -> None:
         branch.sync()
         dropped.append(weakref.ref(branch._branch))
         del branch
-        gc.collect()
+        deadline = time.monotonic() + 5  # the loop may still be about to let go of it
+        while dropped[0]() is not None and time.monotonic() < deadline:
+            gc.collect()
+            time.sleep(0.01)
         is_gone.append(dropped[0]() is None)
 
     dropped: list[weakref.ref[Any]] = []
