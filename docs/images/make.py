@@ -113,7 +113,7 @@ PICTURES = (
         scheme="dark",
         prepare=select("each.variable === 'note' && each.data.tokens.ids.length > 7", share=0.4),
     ),
-    Picture("trace-prefixes", tree_of_thought, "#view=prefixes", prepare=point_at_a_block),
+    Picture("trace-prefixes", batch, "#view=prefixes", prepare=point_at_a_block),
 )
 
 
