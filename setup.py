@@ -18,6 +18,7 @@ AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"]
 PROCESSOR_FLAGS = {
     "kernels_avx2.cpp": ["-mavx2", "-mfma"],
     "kernels_avx512.cpp": AVX512,
+    "kernels_avx512_vnni.cpp": [*AVX512, "-mavx512vnni"],
     "kernels_avx512_bf16.cpp": [*AVX512, "-mavx512bf16", "-mavx512vnni"],
 }
 

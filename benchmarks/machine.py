@@ -37,6 +37,7 @@ from benchmarks.peers.weights import bfloat16_folder
 from benchmarks.plotting import svg_figure
 from palmette.protocol import Request, SamplingParams
 from palmette.runtime.engine import Engine
+from palmette.runtime.kernels.cpu import extension
 from palmette.runtime.loading import LoadedModel, load_model
 from palmette.runtime.loading.registry import resolve_model
 from palmette.runtime.models.config import ModelConfig
@@ -54,7 +55,8 @@ LESS: dict[str, tuple[dict[str, str], int]] = {
     "as it is, 2 threads": ({}, 2),
     "1 thread": ({}, 1),
     "4 threads": ({}, 4),
-    "avx512 without products of bfloat16": ({"PALMETTE_KERNELS": "avx512"}, 2),
+    "avx512 without products of bfloat16": ({"PALMETTE_KERNELS": "avx512_vnni"}, 2),
+    "avx512 without those and of bytes": ({"PALMETTE_KERNELS": "avx512"}, 2),
     "avx2": ({"PALMETTE_KERNELS": "avx2"}, 2),
     "base": ({"PALMETTE_KERNELS": "base"}, 2),
     "torch, as without a compiler": ({"PALMETTE_KERNELS": "torch"}, 2),
@@ -216,7 +218,13 @@ def by_waiting(model: str, *, steps: int = 300, running: int = 8) -> dict[int, f
 def with_less(model: str, rounds: int, seconds: float) -> dict[str, dict[str, float]]:
     """Tokens/s of the loads, by way; each in a process of its own, in turns."""
     found: dict[str, dict[str, list[float]]] = {}
-    turns = [(name, turn) for turn in range(rounds) for name in LESS]
+    kernels = ["torch", *(extension().available() if extension() else ())]
+    names = [
+        name
+        for name, (environment, _) in LESS.items()
+        if environment.get("PALMETTE_KERNELS", "torch") in kernels
+    ]
+    turns = [(name, turn) for turn in range(rounds) for name in names]
     for name, _ in track(turns, "with less", console=Console(stderr=True)):
         environment, num_threads = LESS[name]
         command = [sys.executable, "-m", "benchmarks.machine", "--model", model]

@@ -1,150 +1,226 @@
-"""A few-shot evaluation: a labelled file, one prompt for each row, accuracy with its uncertainty.
+"""A few-shot evaluation: a table of questions, accuracy with its uncertainty, kept answers.
 
-`select` weighs two words against each other, so that every answer is one of them and comes with its
-probability. All prompts begin with the same solved examples. The batch says nothing about that, and
-still the engine computes the shared block once: the last lines say how many of the prompts' tokens
-came from the cache.
+`select` weighs the options of a question, so that every answer is one of them and comes with its
+probability. All prompts begin with the same solved questions; the engine computes these once.
+
+Each answer is written to a SQLite file as it comes. After Ctrl-C or a crash the same command goes
+on where it was, and with a higher --limit it asks what is new. Answers are kept under all that
+they depend on: the program below, the model, the settings, the question. Change any of them, and
+what depends on it is asked again.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import math
-import time
+import inspect
+import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-import matplotlib as mpl
+from evaluation.plot import draw
+from evaluation.report import print_comparison, print_report, print_runs
+from evaluation.results import Answer, Results, ResultsError, Run, in_order
+from evaluation.table import Question, TableError, digest, read_table
 
 import palmette as pm
+from palmette.errors import EngineStopped
 
 HERE = Path(__file__).resolve().parent
-DATA = HERE / "data" / "sentiment.csv"
-PLOT = HERE / "output" / "few_shot_eval.png"
-WORDS = {"positive": "great", "negative": "terrible"}  # what a review is continued with
-
-
-@dataclass(frozen=True)
-class Row:
-    """A text and what is right."""
-
-    text: str
-    label: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the model says of a row."""
-
-    row: Row
-    label: str
-    probability: float  # that it is positive
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """All answers, and what they cost the engine."""
-
-    answers: list[Answer]
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    seconds: float
-
-    @property
-    def num_right(self) -> int:
-        return sum(answer.label == answer.row.label for answer in self.answers)
-
-    @property
-    def accuracy(self) -> float:
-        return self.num_right / len(self.answers)
-
-
-def read_rows(path: Path = DATA) -> list[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Row(record["text"], record["label"]) for record in csv.DictReader(file)]
+QUESTIONS = HERE / "data" / "quiz.csv"
+SOLVED = HERE / "data" / "quiz_solved.csv"
+OUTPUT = HERE / "output" / "few_shot_eval"
 
 
 @pm.function
-def classify(s: pm.State, solved: Sequence[Row], text: str) -> None:
-    for row in solved:
-        s += f"{row.text} It was {WORDS[row.label]}.\n\n"
-    s += f"{text} It was " + pm.select("word", list(WORDS.values())) + "."
+def ask(s: pm.State, solved: Sequence[Question], question: Question, style: str) -> None:
+    for each in solved:
+        answers = labels(each, style)
+        s += shown(each, style) + answers[each.options.index(each.right)] + "\n\n"
+    s += shown(question, style) + pm.select("answer", labels(question, style))
 
 
-def run(backend: pm.Engine, rows: Sequence[Row], num_solved: int = 16) -> Evaluation:
-    """Show the first rows with their labels, ask for those of all others, in one batch."""
-    solved, asked = rows[:num_solved], rows[num_solved:]
-    before, start = backend.stats(), time.perf_counter()
-    states = classify.run_batch(
-        [{"text": row.text} for row in asked], solved=solved, backend=backend, progress=True
+def shown(question: Question, style: str) -> str:
+    """The question as it stands in a prompt, up to its answer."""
+    lines = [f"Question: {question.text}"]
+    if style == "letters":
+        options = zip(string.ascii_uppercase, question.options, strict=False)
+        lines += [f"{letter}. {option}" for letter, option in options]
+    return "\n".join([*lines, "Answer: "])
+
+
+def labels(question: Question, style: str) -> list[str]:
+    """What the model chooses from, one for each option."""
+    if style == "letters":
+        return list(string.ascii_uppercase[: len(question.options)])
+    return list(question.options)
+
+
+def make_run(model: str, solved: Sequence[Question], style: str, shuffle: int | None) -> Run:
+    """All that answers depend on. An option that you add to the program belongs here."""
+    program = "".join(inspect.getsource(each) for each in (ask.func, shown, labels))
+    return Run(
+        {
+            "model": model,
+            "weights": weights_version(Path(model)),
+            "palmette": pm.__version__,
+            "program": digest(program),
+            "answers": style,
+            "shots": len(solved),
+            "solved": digest([question.key for question in solved]),
+            "shuffle": shuffle,
+        }
     )
-    seconds, did = time.perf_counter() - start, backend.stats().since(before)
-    answers = []
-    for row, state in zip(asked, states, strict=True):
-        odds = {label: state.meta("word")["probabilities"][word] for label, word in WORDS.items()}
-        answers.append(Answer(row, max(odds, key=odds.__getitem__), odds["positive"]))
-    return Evaluation(answers, did.prompt_tokens, did.cached_tokens, did.computed_tokens, seconds)
 
 
-def wilson_interval(num_right: int, num_all: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % confidence interval of a proportion.
+def weights_version(path: Path) -> str | None:
+    """Size and time of a model's files; a known name always stands for the same weights."""
+    if not path.exists():
+        return None
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return digest([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files])
 
-    Wilson's score interval (1927); unlike the textbook one it stays within 0 and 1.
+
+def evaluate(
+    backend: pm.Engine,
+    run: Run,
+    solved: Sequence[Question],
+    questions: Sequence[Question],
+    results: Results,
+    retry_failed: bool = False,
+) -> list[Answer]:
+    """Ask what `results` has no answer to, and return all answers. A question that fails is kept
+    with its error, and the others go on.
     """
-    share = num_right / num_all
-    scale = 1 + z * z / num_all
-    center = (share + z * z / (2 * num_all)) / scale
-    margin = z / scale * math.sqrt(share * (1 - share) / num_all + (z / (2 * num_all)) ** 2)
-    return center - margin, center + margin
+    kept = results.answers(run)
+    left = [
+        question
+        for question in questions
+        if question.key not in kept or (retry_failed and kept[question.key].has_failed)
+    ]
+    style, shuffle = run.settings["answers"], run.settings["shuffle"]
+    asked = [question.shuffled(shuffle) for question in left]
+    states = ask.run_batch_iter(
+        [{"question": question} for question in asked],
+        solved=[question.shuffled(shuffle) for question in solved],
+        style=style,
+        backend=backend,
+        on_error="return",
+        progress=True,
+    )
+    with closing(states):
+        for index, state in states:
+            results.add(run, answer_of(left[index], asked[index], style, state))
+    return in_order(results.answers(run), questions)
 
 
-def report(evaluation: Evaluation) -> None:
-    """Print what is wrong, the accuracy, and the engine's figures."""
-    for answer in evaluation.answers:
-        if answer.label != answer.row.label:
-            print(f"wrong: {answer.row.text!r} is {answer.row.label}", end=", ")
-            print(f"P(positive) = {answer.probability:.2f}")
-    low, high = wilson_interval(evaluation.num_right, len(evaluation.answers))
-    print(f"accuracy: {evaluation.num_right} of {len(evaluation.answers)}", end=", ")
-    print(f"{evaluation.accuracy:.1%} (95 % interval: {low:.1%} to {high:.1%})")
-    share = evaluation.cached_tokens / evaluation.prompt_tokens
-    print(f"prompts:  {evaluation.prompt_tokens} tokens, {share:.1%} of them from the cache")
-    print(f"computed: {evaluation.computed_tokens} tokens in {evaluation.seconds:.1f} s")
+def answer_of(question: Question, asked: Question, style: str, state: Any) -> Answer:
+    """What a run of the program came to, with options in place of what they were chosen by."""
+    if isinstance(state, Exception):
+        cause = state.__cause__ or state
+        if isinstance(cause, EngineStopped):
+            raise state  # which is no failure of this question
+        return Answer(question=question, error=f"{type(cause).__name__}: {cause}")
+    meta = state.meta("answer")
+    options = dict(zip(labels(asked, style), asked.options, strict=True))
+    return Answer(
+        question=question,
+        chosen=options[state["answer"]],
+        probabilities={options[label]: each for label, each in meta["probabilities"].items()},
+        prompt_tokens=meta["prompt_tokens"],
+        cached_tokens=meta["cached_tokens"],
+    )
 
 
-def draw(evaluation: Evaluation, path: Path = PLOT) -> None:
-    """How sure the model is, for the reviews of either label."""
-    mpl.use("Agg")  # a file, whether there is a screen or not
-    from matplotlib import pyplot as plt
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    asked = parser.add_argument_group("what is asked")
+    asked.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
+    asked.add_argument("--questions", type=Path, default=QUESTIONS, help="a .csv or .jsonl table")
+    asked.add_argument("--solved", type=Path, default=SOLVED, help="a table to show solved")
+    asked.add_argument("--shots", type=count, metavar="N", help="show only the first N of it")
+    asked.add_argument(
+        "--answers",
+        choices=["text", "letters"],
+        default="text",
+        help="weigh the options' texts, or list the options and weigh their letters",
+    )
+    asked.add_argument(
+        "--shuffle-options",
+        type=int,
+        metavar="SEED",
+        help="list the options of each question in another order",
+    )
+    asked.add_argument("--limit", type=count, metavar="N", help="only the first N questions")
+    kept = parser.add_argument_group("what is kept")
+    kept.add_argument(
+        "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="for answers.sqlite, plots"
+    )
+    kept.add_argument("--plot", type=Path, metavar="FILE", help="a .png, .svg or .pdf elsewhere")
+    again = kept.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="go on with the run (the default)")
+    again.add_argument("--fresh", action="store_true", help="drop the run's answers, begin anew")
+    again.add_argument("--retry-failed", action="store_true", help="ask again what failed, too")
+    looked = parser.add_argument_group("instead of asking").add_mutually_exclusive_group()
+    looked.add_argument("--runs", action="store_true", help="list the runs that have answers")
+    looked.add_argument(
+        "--compare", nargs=2, metavar=("RUN_A", "RUN_B"), help="two of them, question by question"
+    )
+    return parser
 
-    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
-    for label, colour in zip(WORDS, ("tab:green", "tab:red"), strict=True):
-        values = [a.probability for a in evaluation.answers if a.row.label == label]
-        axes.hist(values, bins=20, range=(0, 1), alpha=0.6, color=colour, label=f"{label} reviews")
-    axes.axvline(0.5, color="black", linewidth=0.8, linestyle="--")
-    axes.set(xlabel="P(positive)", ylabel="reviews", title=f"accuracy {evaluation.accuracy:.1%}")
-    axes.legend(loc="upper center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+
+def count(text: str) -> int:
+    """A number of things. Raises ValueError if it is negative."""
+    number = int(text)
+    if number < 0:
+        raise ValueError
+    return number
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
-    parser.add_argument("--data", type=Path, default=DATA, help="a CSV file: text,label")
-    parser.add_argument("--solved", type=int, default=16, help="rows that are shown with labels")
-    parser.add_argument("--plot", type=Path, default=PLOT, help="where the plot goes")
-    args = parser.parse_args(argv)
+def ask_and_report(args: argparse.Namespace, results: Results) -> int:
+    """Exit status 1 if a question failed."""
+    questions, solved = read_table(args.questions), read_table(args.solved)
+    questions, solved = questions[: args.limit], solved[: args.shots]
+    run = make_run(args.model, solved, args.answers, args.shuffle_options)
+    if args.fresh:
+        results.forget(run)
+    num_kept = len(in_order(results.answers(run), questions))
+    print(f"run {run.id[:8]}: {len(questions)} questions, {num_kept} of them answered before")
     with pm.Engine(args.model) as engine:
-        evaluation = run(engine, read_rows(args.data), args.solved)
-    report(evaluation)
-    draw(evaluation, args.plot)
-    print(f"plot:     {args.plot}")
+        answers = evaluate(engine, run, solved, questions, results, args.retry_failed)
+    print_report(run, answers)
+    print(f"answers: {results.path}")
+    if any(not answer.has_failed for answer in answers):
+        path = args.plot or args.output / f"{run.id[:8]}.png"
+        draw(answers, path)
+        print(f"plot:    {path}")
+    return 1 if any(answer.has_failed for answer in answers) else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.shuffle_options is not None and args.answers == "text":
+        parser.error("--shuffle-options needs --answers letters: texts are weighed, not listed")
+    if args.plot is not None and args.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error("--plot takes a .png, .svg or .pdf file")
+    try:
+        with Results(args.output / "answers.sqlite") as results:
+            if args.compare:
+                print_comparison(results, *map(results.find, args.compare))
+                return 0
+            if args.runs:
+                print_runs(results)
+                return 0
+            return ask_and_report(args, results)
+    except (pm.PalmetteError, TableError, ResultsError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, "\nstopped; what was answered is kept, the same command goes on\n")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

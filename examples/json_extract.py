@@ -131,13 +131,17 @@ def run(backend: pm.Engine, messages: Sequence[Message], seed: int = 7) -> list[
 
 def report(extractions: Sequence[Extraction]) -> None:
     """Print the records, how many are not valid, and how many are right."""
-    table = Table("message", *Order.model_fields, title="Records; ✗ marks what is wrong")
+    table = Table(
+        *Order.model_fields, title="Records; ✗ marks what is wrong, below it what is right"
+    )
+    for each in extractions:
+        if each.made is not None:
+            table.add_row(*(cell(each, field) for field in Order.model_fields))
+    console = Console()
+    console.print(table)
     for each in extractions:
         if each.made is None:
-            table.add_row(each.message.text, f"[red]not valid: {escape(each.text)} ({each.error})")
-        else:
-            table.add_row(each.message.text, *(cell(each, field) for field in Order.model_fields))
-    Console().print(table)
+            console.print(f"[red]not valid: {escape(each.text)}[/] ({escape(each.error)})")
     valid = [each for each in extractions if each.made is not None]
     print(f"{len(extractions) - len(valid)} of {len(extractions)} records are not valid.")
     for field in Order.model_fields:
@@ -149,23 +153,34 @@ def is_right(each: Extraction, field: str) -> bool:
 
 
 def cell(each: Extraction, field: str) -> str:
-    """A field as a person would write it."""
-    value = getattr(each.made, field)
+    """A field as a person would write it; of a wrong one, also what is right."""
+    made, right = (as_text(getattr(order, field)) for order in (each.made, each.message.order))
+    return made if is_right(each, field) else f"[red]✗ {made}[/]\n[dim]{right}[/]"
+
+
+def as_text(value: str | Address | list[Item]) -> str:
     if isinstance(value, Address):
         value = f"{value.number} {value.street}"
     elif isinstance(value, list):
         value = ", ".join(f"{item.quantity} {item.article}" for item in value)
-    return escape(value) if is_right(each, field) else f"[red]✗ {escape(value)}"
+    return escape(value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
     parser.add_argument("--count", type=int, default=32, help="how many messages")
     parser.add_argument("--seed", type=int, default=7, help="of the sampling")
     args = parser.parse_args(argv)
-    with pm.Engine(args.model) as engine:
-        extractions = run(engine, make_messages(args.count), args.seed)
+    if args.count < 1:
+        parser.error("--count must be at least 1")
+    try:
+        with pm.Engine(args.model) as engine:
+            extractions = run(engine, make_messages(args.count), args.seed)
+    except (pm.PalmetteError, KeyboardInterrupt) as error:
+        parser.exit(1, f"{parser.prog}: {str(error) or 'interrupted'}\n")
     report(extractions)
     return 1 if any(each.made is None for each in extractions) else 0
 

@@ -63,12 +63,17 @@ def run(backend: pm.Engine, ticket: str) -> pm.State:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
     parser.add_argument("--ticket", default="My invoice is wrong.")
     args = parser.parse_args(argv)
-    with pm.Engine(args.model) as engine:
-        run(engine, args.ticket)
+    try:
+        with pm.Engine(args.model) as engine:
+            run(engine, args.ticket)
+    except (pm.PalmetteError, KeyboardInterrupt) as error:
+        parser.exit(1, f"{parser.prog}: {str(error) or 'interrupted'}\n")
 
 
 if __name__ == "__main__":

@@ -40,11 +40,16 @@ Answer: The Blue Inn has twelve rooms. [inn]
 
 
 class Retriever:
-    """Finds the texts of a folder that fit a question; a text is named after its file."""
+    """Finds the texts of a folder that fit a question; a text is named after its file.
+
+    Raises ValueError if the folder has no texts.
+    """
 
     def __init__(self, folder: Path) -> None:
         paths = sorted(folder.glob("*.txt"))
         self.texts = {path.stem: path.read_text(encoding="utf-8").strip() for path in paths}
+        if not any(self.texts.values()):
+            raise ValueError(f"there are no .txt files with words in {folder}")
         self._names = list(self.texts)
         self._index = bm25s.BM25()
         self._index.index(self._words(self.texts.values()), show_progress=False)
@@ -101,20 +106,31 @@ def run(backend: pm.Engine, retriever: Retriever, questions: Sequence[str]) -> l
     ]
 
 
+def report(answer: Answer) -> None:
+    """Print an answer, and the texts that it cites."""
+    print(f"Question:  {answer.question}")
+    print(f"Retrieved: {', '.join(answer.retrieved)}")
+    print(f"Answer:    {answer.text}.")
+    for name in dict.fromkeys(answer.cited):
+        print(f"  [{name}] {answer.retrieved[name]}")
+    print()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("questions", nargs="*", default=QUESTIONS, help="about the town of Linsel")
     parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
     parser.add_argument("--texts", type=Path, default=TEXTS, help="a folder of .txt files")
     args = parser.parse_args(argv)
-    with pm.Engine(args.model) as engine:
-        for each in run(engine, Retriever(args.texts), args.questions):
-            print(f"Question:  {each.question}")
-            print(f"Retrieved: {', '.join(each.retrieved)}")
-            print(f"Answer:    {each.text}.")
-            for name in dict.fromkeys(each.cited):
-                print(f"  [{name}] {each.retrieved[name]}")
-            print()
+    try:
+        retriever = Retriever(args.texts)  # before the model, which takes longer
+        with pm.Engine(args.model) as engine:
+            for each in run(engine, retriever, args.questions):
+                report(each)
+    except (pm.PalmetteError, ValueError, OSError, KeyboardInterrupt) as error:
+        parser.exit(1, f"{parser.prog}: {str(error) or 'interrupted'}\n")
 
 
 if __name__ == "__main__":

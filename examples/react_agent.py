@@ -114,13 +114,20 @@ def run(backend: pm.Engine, question: str) -> pm.State:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("questions", nargs="*", default=QUESTIONS, help="about prices")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "questions", nargs="*", default=QUESTIONS, help=f"about prices of {', '.join(PRICES)}"
+    )
     parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
     args = parser.parse_args(argv)
-    with pm.Engine(args.model) as engine:
-        for question in args.questions:
-            run(engine, question)
+    try:
+        with pm.Engine(args.model) as engine:
+            for question in args.questions:
+                run(engine, question)
+    except (pm.PalmetteError, KeyboardInterrupt) as error:
+        parser.exit(1, f"{parser.prog}: {str(error) or 'interrupted'}\n")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,9 @@ def thoughts(root: Thought) -> list[Thought]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("numbers", nargs="*", type=int, default=[2, 5, 7], help="three or four")
     parser.add_argument("--model", default="smollm2-135m", help="a known name, or a path")
     parser.add_argument("--width", type=int, default=6, help="proposals from each state")
@@ -131,8 +133,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if len(args.numbers) < 2:
         parser.error("two numbers at least are needed")
-    with pm.Engine(args.model) as engine:
-        run(engine, args.numbers, args.width, args.beam)
+    if min(args.width, args.beam, *args.numbers) < 1:
+        parser.error("numbers, --width and --beam must be at least 1")
+    try:
+        with pm.Engine(args.model) as engine:
+            run(engine, args.numbers, args.width, args.beam)
+    except (pm.PalmetteError, KeyboardInterrupt) as error:
+        parser.exit(1, f"{parser.prog}: {str(error) or 'interrupted'}\n")
 
 
 if __name__ == "__main__":

@@ -172,13 +172,36 @@ def _reporter(
 @contextlib.contextmanager
 def _progress(plan: Plan) -> Iterator[Callable[[], None]]:
     """A function to call for each run that ends; it moves a bar on standard error, if wanted."""
-    if not plan.shows_progress:
+    if not plan.shows_progress or not plan.makers:
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class RateColumn(ProgressColumn):
+        """Runs a second; of late while it goes on, in the end of all of them."""
+
+        def render(self, task: Task) -> Text:
+            if task.finished_time:
+                speed: float | None = task.completed / task.finished_time
+            else:
+                speed = task.speed
+            return Text("" if speed is None else f"{speed:.1f}/s", style="progress.data.speed")
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("runs", total=len(plan.makers))
         yield lambda: bar.advance(task)

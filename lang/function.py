@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -207,7 +215,7 @@ class Function:
         progress: bool = False,
         on_error: Literal["raise", "return"] = "raise",
         **options: Any,
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """As `run_batch`, but yields (index, state) as each program finishes.
 
         No more than `num_threads` programs are started and not yet yielded. Closing the iterator

@@ -116,8 +116,11 @@ class AsyncEngine:
         try:
             self._engine = started.result()
         except BaseException:
-            # Ctrl-C while a model loads: the thread ends when loading has.
+            # Ctrl-C while a model loads: the thread ends when loading has. A process that exits
+            # before waits for it, since an interpreter that goes away takes the thread with it in
+            # the middle of a kernel, and that aborts the process.
             self._commands.put(_Close())
+            atexit.register(self._thread.join)
             raise
         self._compilers = ThreadPoolExecutor(1, thread_name_prefix="palmette-grammar")
         # At exit the thread must not be in the middle of a step while the interpreter goes away.

@@ -2,7 +2,7 @@
 
 The extension is built where there is a compiler, and chooses among what it was compiled for by what
 the processor has. The environment variable PALMETTE_KERNELS chooses instead: `base`, `avx2`,
-`avx512`, `avx512_bf16`, or `torch` for none of them.
+`avx512`, `avx512_vnni`, `avx512_bf16`, or `torch` for none of them.
 """
 
 from __future__ import annotations

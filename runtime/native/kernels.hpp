@@ -189,7 +189,7 @@ struct Kernels {
                   int64_t* out);
 };
 
-extern const Kernels kernels_of_base, kernels_of_avx2, kernels_of_avx512,
+extern const Kernels kernels_of_base, kernels_of_avx2, kernels_of_avx512, kernels_of_avx512_vnni,
     kernels_of_avx512_bf16;
 
 }  // namespace palmette

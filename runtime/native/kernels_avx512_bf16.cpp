@@ -1,6 +1,5 @@
 // Processors that multiply pairs of bfloat16: inputs are rounded to it, and every product is summed
-// in float. Weights of 4 and 5 bits are multiplied with inputs of 8, and weights of 6 and 8 with inputs
-// of 16, in whole numbers, as many as share a scale without an error.
+// in float.
 
 #if defined(__x86_64__)
 
@@ -14,34 +13,13 @@
 #define PALMETTE_ROWS 8
 #define PALMETTE_OWN_PRODUCTS
 #include "kernels.inl"
-
-// A loop over what registers hold: as it is unrolled none of them has to be in memory.
-#define PALMETTE_UNROLLED _Pragma("GCC unroll 16") for
+#include "whole_products.inl"
 
 namespace palmette {
 namespace {
 
 inline __m512 multiply_pairs(__m512 sum, __m512i x, __m512i w) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
-}
-
-// Four bytes in each lane: two numbers of 16 bits, or four of 8.
-inline __m512i word_at(const void* from) {
-    // Of an integer the compiler would load it into another register first.
-    float word;
-    std::memcpy(&word, from, sizeof word);
-    return _mm512_castps_si512(_mm512_set1_ps(word));
-}
-
-inline __m512 half_at(const uint8_t* from) {
-    return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-
-// A weight may be read faster than the processor fetches it by itself, since tiles are short stretches
-// of memory: what follows the T tiles at hand is fetched meanwhile.
-template <int T> inline void fetch_next(const uint8_t* w, int64_t size, int64_t num_bytes) {
-    for (int t = 0; t < T; ++t)
-        for (int64_t line = 0; line < num_bytes; line += 64) __builtin_prefetch(w + (t + T) * size + line);
 }
 
 // R rows with T tiles whose weights lie `size` bytes apart; `is_first`: of those that go through them.
@@ -145,239 +123,43 @@ PALMETTE_INLINE void add_outside(const uint8_t* tile, int64_t k, const uint16_t*
     }
 }
 
-inline __m512i vector_of(Words v) {
-    __m512i out;
-    std::memcpy(&out, &v, sizeof out);
-    return out;
-}
-
-template <Format format, int R, int T>
-PALMETTE_INLINE void bytes_of_few_bits(const uint8_t* w, int64_t size, int64_t k, const int8_t* x, int64_t ldx,
-                              const float* sums, int64_t lds, bool is_first, __m512 (*y)[T]) {
-    const __m512i nibbles = _mm512_set1_epi8(15);
-    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
-        __m512i part[R][T];
-        PALMETTE_UNROLLED (int r = 0; r < R; ++r)
-            PALMETTE_UNROLLED (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
-        if (is_first) fetch_next<T>(w, size, block_bytes(format));
-#pragma GCC unroll 4
-        for (int quarter = 0; quarter < 4; ++quarter) {
-            __m512i first[T], others[T];
-            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-                const Eight eight = eight_of<format>(w + t * size, quarter);
-                first[t] = vector_of(eight.first);
-                others[t] = vector_of(eight.others);
-            }
-            const int8_t* const at = x + b * kBlock + 8 * quarter;
-            PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-                const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 4);
-                PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], first[t], one);
-                    part[r][t] = _mm512_dpbusd_epi32(part[r][t], others[t], other);
-                }
-            }
-        }
-        PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-            const Bytes32& own = bytes_of(sums + r * lds)[b];
-            const uint8_t* const at = w + 64 + (own.place & ~63);
-            const __m128i up = _mm_cvtsi32_si128(own.place & 4);
-            const __m512i sixteens = word_at(&own.sixteens);
-            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-                const __m512i packed = _mm512_sll_epi32(_mm512_loadu_si512(at + t * size), up);
-                const __m512i sixteenfold = _mm512_andnot_si512(nibbles, packed);
-                part[r][t] = _mm512_dpbusd_epi32(part[r][t], sixteenfold, sixteens);
-                if constexpr (format == Format::q5) {  // sixteen times a fifth bit is no byte
-                    const __m512i bits = _mm512_srl_epi32(_mm512_loadu_si512(w + t * size + 320),
-                                                          _mm_cvtsi32_si128(fifth_of(own)));
-                    const __m512i ones = _mm512_and_si512(bits, _mm512_set1_epi8(1));
-                    const __m512i apart =
-                        _mm512_dpbusd_epi32(_mm512_setzero_si512(), ones, sixteens);
-                    part[r][t] = _mm512_add_epi32(part[r][t], _mm512_slli_epi32(apart, 8));
-                }
-            }
-        }
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-            const __m512 scale = half_at(w + t * size), offset = half_at(w + t * size + 32);
-            PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-                const Bytes32& own = bytes_of(sums + r * lds)[b];
-                const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(own.scale));
-                y[r][t] = _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
-                y[r][t] = _mm512_fmadd_ps(offset, _mm512_set1_ps(own.sum), y[r][t]);
-            }
-        }
-    }
-}
-
-// Bytes with signs of inputs 4 * word to 4 * word + 3.
-template <Format format> inline __m512i signed_bytes(const uint8_t* block, int word) {
-    if constexpr (format == Format::q8) return _mm512_loadu_si512(block + 32 + 64 * word);
-    const Eight eight = eight_of<format>(block, word / 2);
-    return _mm512_sub_epi8(vector_of(word % 2 ? eight.others : eight.first), _mm512_set1_epi8(32));
-}
-
-template <Format format, int R, int T>
-PALMETTE_INLINE void pairs_of_bytes(const uint8_t* w, int64_t size, int64_t k, const int16_t* x, int64_t ldx,
-                           const float* scales, int64_t lds, bool is_first, __m512 (*y)[T]) {
-    // Of four bytes, the first two and the last two as the high bytes of 16 bits.
-    const __m512i first = _mm512_set1_epi32(static_cast<int32_t>(0x01800080));
-    const __m512i last = _mm512_set1_epi32(static_cast<int32_t>(0x03800280));
-    const __m512i within = _mm512_set4_epi32(0x0C000C00, 0x08000800, 0x04000400, 0);
-    constexpr int kNumScales = format == Format::q6 ? 2 : 1;  // each of as many inputs
-    PALMETTE_UNROLLED (int r = 0; r < R; ++r)
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t) y[r][t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < k / kBlock; ++b, w += block_bytes(format)) {
-        if (is_first) fetch_next<T>(w, size, block_bytes(format));
-#pragma GCC unroll 2
-        for (int which = 0; which < kNumScales; ++which) {
-            __m512i part[R][T];
-            PALMETTE_UNROLLED (int r = 0; r < R; ++r)
-                PALMETTE_UNROLLED (int t = 0; t < T; ++t) part[r][t] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-            for (int i = 0; i < 8 / kNumScales; ++i) {
-                const int word = i + which * 4;
-                __m512i low[T], high[T];
-                PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-                    const __m512i bytes = signed_bytes<format>(w + t * size, word);
-                    low[t] = _mm512_srai_epi16(
-                        _mm512_shuffle_epi8(bytes, _mm512_add_epi32(first, within)), 8);
-                    high[t] = _mm512_srai_epi16(
-                        _mm512_shuffle_epi8(bytes, _mm512_add_epi32(last, within)), 8);
-                }
-                const int16_t* at = x + b * kBlock + 4 * word;
-                PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-                    const __m512i one = word_at(at + r * ldx), other = word_at(at + r * ldx + 2);
-                    PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-                        part[r][t] = _mm512_dpwssd_epi32(part[r][t], one, low[t]);
-                        part[r][t] = _mm512_dpwssd_epi32(part[r][t], other, high[t]);
-                    }
-                }
-            }
-            PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-                const __m512 scale = half_at(w + t * size + 32 * which);
-                PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-                    const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[r * lds + b]));
-                    y[r][t] =
-                        _mm512_fmadd_ps(both, _mm512_maskz_cvtepi32_ps(0xffff, part[r][t]), y[r][t]);
-                }
-            }
-        }
-    }
-}
-
-inline __m512 vector_of(Floats v) {
-    __m512 out;
-    std::memcpy(&out, &v, sizeof out);
-    return out;
-}
-
-inline Floats floats_of(__m512 v) {
-    Floats out;
-    std::memcpy(&out, &v, sizeof out);
-    return out;
-}
-
 constexpr Input kTakes[kNumFormats] = {Input::f32, Input::bf16, Input::i8,  Input::i16,
                                        Input::i8,  Input::i16,  Input::bf16};
 
-// `expanded`: of b12, where the first rows leave the tiles as bf16 has them for the others, or null.
 template <Format format, int R, int T>
-inline void pair_tiles(const Linear& linear, uint8_t* expanded, const uint8_t* x, int64_t ldx,
-                       const float* sums, bool is_first, float* y, int64_t ldy, int64_t tile,
-                       Ending ending) {
-    constexpr Input input = kTakes[static_cast<int>(format)];
-    const int64_t size = linear.tile_size, lds = num_sums(input, linear.k);
-    const uint8_t* w = linear.weight + tile * size;
-    __m512 found[R][T];
-    if constexpr (format == Format::b12) {
-        const auto* const rows = reinterpret_cast<const uint16_t*>(x);
-        if (is_first) {
-            pairs_of_12_bits<R, T>(w, size, linear.k, rows, ldx, expanded, found);
-        } else {
-            pairs_bf16<R, T>(expanded, 32 * linear.k, linear.k, rows, ldx, false, found);
-        }
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t)
-            add_outside<R>(w + t * size, linear.k, rows, ldx, &found[0][t], T);
-    } else if constexpr (format == Format::bf16) {
-        pairs_bf16<R, T>(w, size, linear.k, reinterpret_cast<const uint16_t*>(x), ldx, is_first,
-                         found);
-    } else if constexpr (input == Input::i8) {
-        bytes_of_few_bits<format, R, T>(w, size, linear.k, reinterpret_cast<const int8_t*>(x), ldx,
-                                        sums, lds, is_first, found);
+PALMETTE_INLINE void products_of_bf16(const uint8_t* w, int64_t size, int64_t k, const void* x, int64_t ldx,
+                                      bool is_first, uint8_t* expanded, __m512 (*y)[T]) {
+    const auto* const rows = static_cast<const uint16_t*>(x);
+    if constexpr (format == Format::bf16) {
+        pairs_bf16<R, T>(w, size, k, rows, ldx, is_first, y);
+        return;
+    }
+    if (is_first) {
+        pairs_of_12_bits<R, T>(w, size, k, rows, ldx, expanded, y);
     } else {
-        pairs_of_bytes<format, R, T>(w, size, linear.k, reinterpret_cast<const int16_t*>(x), ldx,
-                                     sums, lds, is_first, found);
+        pairs_bf16<R, T>(expanded, 32 * k, k, rows, ldx, false, y);
     }
-    if (linear.bias) {
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-            const __m512 bias = _mm512_loadu_ps(linear.bias + (tile + t) * kTile);
-            PALMETTE_UNROLLED (int r = 0; r < R; ++r) found[r][t] = _mm512_add_ps(found[r][t], bias);
-        }
-    }
-    PALMETTE_UNROLLED (int r = 0; r < R; ++r) {
-        if (ending == Ending::gated) {
-            PALMETTE_UNROLLED (int t = 0; t + 1 < T; t += 2) {
-                store(y + r * ldy + (tile + t) / 2 * kTile,
-                      silu(floats_of(found[r][t])) * floats_of(found[r][t + 1]));
-            }
-            continue;
-        }
-        PALMETTE_UNROLLED (int t = 0; t < T; ++t) {
-            float* at = y + r * ldy + (tile + t) * kTile;
-            if (ending == Ending::add) found[r][t] = _mm512_add_ps(found[r][t], _mm512_loadu_ps(at));
-            _mm512_storeu_ps(at, found[r][t]);
-        }
-    }
+    PALMETTE_UNROLLED (int t = 0; t < T; ++t) add_outside<R>(w + t * size, k, rows, ldx, &y[0][t], T);
 }
 
-// The accumulators of so many rows and two tiles fit the registers, with what the loop takes besides.
-template <Format format>
-constexpr int kPairRows = format == Format::bf16 || format == Format::b12 ? 12
-                          : has_offsets(format)                           ? 4
-                                                                          : 6;
+}  // namespace
+}  // namespace palmette
 
-template <Format format>
-void multiply_pairs_as(const Linear& linear, const Rows& rows, int64_t num_rows, float* y,
-                       int64_t ldy, int64_t first_tile, int64_t last_tile, Ending ending) {
-    constexpr Input input = kTakes[static_cast<int>(format)];
-    const auto* inputs = static_cast<const uint8_t*>(rows.x);
-    const int64_t lds = num_sums(input, linear.k);
-    constexpr int most = kPairRows<format>;
-    int64_t tile = first_tile;
-    const bool is_expanded = format == Format::b12 && num_rows > most;
-    struct alignas(64) Line {
-        uint8_t bytes[64];
-    };
-    static thread_local std::vector<Line> lines;  // two tiles have one for each input
-    if (is_expanded && lines.size() < static_cast<std::size_t>(linear.k))
-        lines.resize(static_cast<std::size_t>(linear.k));
-    uint8_t* const expanded = is_expanded ? lines.data()->bytes : nullptr;
-    const auto run = [&](auto width) {
-        constexpr int tiles = decltype(width)::value;
-        for (int64_t row = 0; row < num_rows; row += most) {
-            with_count<most>(num_rows - row, [&](auto count) {
-                pair_tiles<format, decltype(count)::value, tiles>(
-                    linear, expanded, inputs + row * rows.ldx * size_of(input), rows.ldx,
-                    rows.sums + row * lds, row == 0, y + row * ldy, ldy, tile, ending);
-            });
-        }
-        tile += tiles;
-    };
-    while (tile + 2 <= last_tile) run(std::integral_constant<int, 2>());
-    while (tile < last_tile) run(std::integral_constant<int, 1>());
-}
+#include "several_tiles.inl"
+
+namespace palmette {
+namespace {
 
 void multiply_some(const Linear& linear, const Rows& rows, int64_t num_rows, float* y, int64_t ldy,
                    int64_t first_tile, int64_t last_tile, Ending ending) {
     constexpr decltype(&multiply_some) all_of[kNumFormats] = {
         multiply,
-        multiply_pairs_as<Format::bf16>,
-        multiply_pairs_as<Format::q4>,
-        multiply_pairs_as<Format::q8>,
-        multiply_pairs_as<Format::q5>,
-        multiply_pairs_as<Format::q6>,
-        multiply_pairs_as<Format::b12>,
+        multiply_several_as<Format::bf16>,
+        multiply_several_as<Format::q4>,
+        multiply_several_as<Format::q8>,
+        multiply_several_as<Format::q5>,
+        multiply_several_as<Format::q6>,
+        multiply_several_as<Format::b12>,
     };
     all_of[static_cast<int>(linear.format)](linear, rows, num_rows, y, ldy, first_tile, last_tile, ending);
 }

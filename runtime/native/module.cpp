@@ -35,9 +35,9 @@ std::vector<const Kernels*> available() {
         return found;
     }
     found.push_back(&kernels_of_avx512);
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
-        found.push_back(&kernels_of_avx512_bf16);
-    }
+    if (!__builtin_cpu_supports("avx512vnni")) return found;
+    found.push_back(&kernels_of_avx512_vnni);
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&kernels_of_avx512_bf16);
 #endif
     return found;
 }

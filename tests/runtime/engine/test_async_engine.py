@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import subprocess
 import sys
 import threading
 
@@ -287,3 +288,27 @@ async def test_a_compile_ends_when_nobody_waits_for_it_any_more(
         after = request("after", constraint=Constraint.regex("fine"))
         assert await text_of(engine, after) == "fine"
         assert ended.is_set()
+
+
+_INTERRUPTED = """
+import os, signal, threading, time
+from palmette.runtime.async_engine import AsyncEngine
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def load():
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(0.5)
+    print("loaded", flush=True)
+    raise OSError("enough of a model")
+try:
+    AsyncEngine.over(load)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_a_process_that_is_interrupted_as_it_loads_ends_only_when_the_loading_has() -> None:
+    """Or else the interpreter takes the thread away in the midst of a kernel, and aborts."""
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\nloaded\n"), done.stderr

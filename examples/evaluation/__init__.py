@@ -1,0 +1,1 @@
+"""What an evaluation needs besides a program: a table, kept answers, statistics, a report."""
