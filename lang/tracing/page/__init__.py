@@ -1,8 +1,8 @@
 """The page that shows a trace: one HTML file that needs no other, and no network.
 
-Its parts lie beside this module, so that each can be read, and are put together here. Nothing of a
-trace is ever parsed as HTML: it is embedded as JSON in which no sign of HTML is left, and the page's
-script puts it into text nodes.
+Its parts lie beside this module, so that each can be read, and are put together here. Nothing of
+a trace is ever parsed as HTML: it is embedded as JSON in which no sign of HTML is left, and the
+page's script puts it into text nodes.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Details {
     const sample = isNumber(event.data.sample) ? ` · text ${event.data.sample + 1}` : "";
     const title = event.variable || event.name;
     const place = [`${event.run.program} · ${event.branch.path.length ? `branch ${event.branch.label}` : "root"}${sample}`];
-    if (event.data.where) place.push(make("br"), make("span", { class: "mono" }, text(event.data.where)));
+    if (event.data.where) place.push(make("br"), make("span", { class: "mono", title: text(event.data.where) }, shortPath(text(event.data.where))));
     return make("div", { class: "side-head" },
       make("div", { class: "side-title" },
         make("h2", { id: "details-title", tabindex: "-1" }, ...badges, glimpse(title, 120)),
@@ -150,7 +150,7 @@ class Details {
     const withTokens = record(options[chosen]).tokens;
     if (withTokens) {
       const tokens = readTokens(withTokens, this.app.trace.vocabulary(event.run));
-      if (tokens.some((each) => each.logprob !== null)) parts.push(make("h4", { class: "muted" }, "Tokens of the chosen option"), new TokenView(tokens).element);
+      if (tokens.some((each) => each.logprob !== null)) parts.push(make("h4", {}, "Tokens of the chosen option"), new TokenView(tokens).element);
     }
     return section("Options", text(event.data.method), ...parts);
   }
@@ -253,7 +253,7 @@ class Details {
     for (const run of this.app.trace.runs) groups.set(run.program, [...(groups.get(run.program) ?? []), run]);
     if (groups.size < 2 && this.app.trace.runs.length < 2) return null;
     const rows = [...groups].slice(0, 20).map(([program, runs]) => {
-      const times = runs.map((run) => run.root.to - run.root.from).sort((a, b) => a - b);
+      const times = runs.map((run) => run.seconds).sort((a, b) => a - b);
       const middle = times[times.length >> 1];
       const first = runs[0].root.events.find((each) => !each.isConstant) ?? runs[0].root.events[0];
       return this._jump(first, [program, " ", make("span", { class: "muted" }, counted(runs.length, "run"))], `median ${duration(middle)}, longest ${duration(times[times.length - 1])}`);
@@ -298,6 +298,12 @@ function longText(value, recorded) {
   }
   if (isNumber(recorded) && recorded > value.length) parts.push(make("p", { class: "muted" }, `The trace keeps ${grouped(value.length)} of ${grouped(recorded)} characters.`));
   return make("div", {}, ...parts);
+}
+
+/** The end of a path, which is what tells files apart. */
+function shortPath(path) {
+  const parts = path.split("/");
+  return parts.length > 4 ? `…/${parts.slice(-3).join("/")}` : path;
 }
 
 function plain(value) {

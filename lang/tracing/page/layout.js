@@ -44,9 +44,8 @@ function blockOf(branch, blocks) {
   }
   if (branch.isCollapsed) return block;
   const busyUntil = []; // by row below the branch's own
-  const children = [...branch.children].sort((a, b) => blocks.get(a).from - blocks.get(b).from || a.index - b.index);
   let previous = null;
-  for (const child of children) {
+  for (const child of branch.children) {
     const { height, from, to } = blocks.get(child);
     // Siblings that are born together fill one row after the other: no need to look again.
     const isTwin = previous && previous.from === from && previous.height === height && previous.to > from;
@@ -69,13 +68,16 @@ function firstFree(busyUntil, time, height, begin) {
   }
 }
 
-/** For events of one branch that overlap: the lane of each, and how many there are. */
+/**
+ * For events of one branch that overlap: the lane of each, and how many there are. A join is asked for
+ * while what stands before it still runs; it only waits, and lies behind the others in the first lane.
+ */
 function sublanes(events) {
   const busyUntil = [-Infinity];
   const lanes = [];
   for (const event of events) {
     let lane = 0;
-    if (event.to > event.from) {
+    if (event.to > event.from && !event.isWait) {
       while (lane < MAX_SUBLANES - 1 && lane < busyUntil.length && busyUntil[lane] > event.from) lane++;
       busyUntil[lane] = event.to;
     }

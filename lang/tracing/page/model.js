@@ -22,6 +22,7 @@ class TraceEvent {
     this.hasBegun = number(data.start) !== null;
     this.end = number(data.end);
     this.text = text(data.text);
+    this.isWait = this.kind === "join" || this.kind === "first_k"; // waits for branches, computes nothing
     this.isConstant = CONSTANT_KINDS.has(this.kind);
     this.isCall = CALL_KINDS.has(this.kind) || Boolean(data.prompt) || Boolean(data.tokens);
     const usage = record(data.usage);
@@ -121,6 +122,10 @@ class Run {
     return this.branches[0];
   }
 
+  get seconds() {
+    return this.to - this.from;
+  }
+
   /** Its arguments in short, on one line. */
   get given() {
     const values = Object.values(record(this.data.arguments));
@@ -143,7 +148,7 @@ class Run {
     });
     for (const branch of this.branches) {
       for (const event of branch.events) {
-        if (event.kind !== "join" && event.kind !== "first_k") continue;
+        if (!event.isWait) continue;
         for (const child of list(event.data.children)) {
           const joined = this.branches[child];
           if (joined && joined.parent === branch && !joined.join) joined.join = event;
@@ -227,7 +232,8 @@ class Trace {
       branch.from = before;
       branch.to = before;
       for (const event of branch.events) {
-        event.from = event.start ?? before;
+        // What has not begun stands behind what it waits for.
+        event.from = event.hasBegun ? event.start : Math.max(event.asked ?? before, before);
         event.to = event.end ?? (event.status === "running" ? this.finish : event.from);
         if (event.to < event.from) event.to = event.from;
         before = event.from;
@@ -235,6 +241,11 @@ class Trace {
       }
       if (branch.events.length) branch.from = Math.min(branch.from, ...firstAndLast(branch.events));
       if (branch.end !== null) branch.to = Math.max(branch.to, branch.end);
+    }
+    // A program may go on with its branches after its root has ended.
+    for (const run of this.runs) {
+      run.from = run.start ?? run.root.from;
+      run.to = run.end ?? run.branches.reduce((latest, branch) => Math.max(latest, branch.to), run.from);
     }
   }
 }

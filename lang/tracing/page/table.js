@@ -1,6 +1,5 @@
 // ---- Table of all primitives. Only the rows in sight are elements ----
 
-const HEAD_HEIGHT = 34;
 const SPARE_ROWS = 6; // above and below what is visible
 
 const numberColumn = (key, title, width, value, show = grouped) => ({ key, title, width, isNumber: true, value, show: (event) => show(value(event)) });
@@ -8,7 +7,7 @@ const textColumn = (key, title, width, value, show = value) => ({ key, title, wi
 
 const COLUMNS = [
   textColumn("status", "Status", 88, (event) => statusName(event.status), (event) => `${event.isBad ? "✕ " : event.isStopped ? "⊘ " : ""}${statusName(event.status)}`),
-  textColumn("kind", "Kind", 72, (event) => event.kind),
+  textColumn("kind", "Kind", 84, (event) => event.kind),
   textColumn("name", "Name", 124, (event) => event.variable || event.name),
   numberColumn("start", "Start", 76, (event) => (event.hasBegun ? event.from - event.origin : null), duration),
   numberColumn("time", "Time", 76, (event) => event.seconds, duration),
@@ -117,7 +116,7 @@ class Table {
     const position = this.positions?.get(this.app.selected);
     if (position === undefined) return;
     const top = position * this.rowHeight;
-    const room = this.scroller.clientHeight - HEAD_HEIGHT - this.rowHeight;
+    const room = this.scroller.clientHeight - this.head.offsetHeight - this.rowHeight;
     if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
     else if (top > this.scroller.scrollTop + room) this.scroller.scrollTop = top - room;
   }

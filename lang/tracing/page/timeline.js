@@ -409,12 +409,12 @@ class Timeline {
 
   _mapX(time) {
     const [begin, end] = this._whole();
-    return ((time - begin) / (end - begin)) * this.map.clientWidth;
+    return this.gutter + ((time - begin) / (end - begin)) * (this.width - this.gutter);
   }
 
   _mapTime(x) {
     const [begin, end] = this._whole();
-    return begin + (x / this.map.clientWidth) * (end - begin);
+    return begin + ((Math.max(x, this.gutter) - this.gutter) / (this.width - this.gutter)) * (end - begin);
   }
 
   _brushPart(x) {
@@ -486,8 +486,8 @@ class Timeline {
     const low = height - 6;
     context.fillStyle = palette["gen-3"];
     context.beginPath();
-    context.moveTo(0, low);
-    running.forEach((value, x) => context.lineTo(x, low - (value / (most || 1)) * (low - 14)));
+    context.moveTo(this.gutter, low);
+    for (let x = Math.floor(this.gutter); x < running.length; x++) context.lineTo(x, low - (running[x] / (most || 1)) * (low - 8));
     context.lineTo(width, low);
     context.fill();
     context.fillStyle = palette.failed;
@@ -498,7 +498,7 @@ class Timeline {
     if (this.range) {
       context.globalAlpha = 0.72;
       context.fillStyle = palette.bg;
-      context.fillRect(0, 0, left, height);
+      context.fillRect(this.gutter, 0, left - this.gutter, height);
       context.fillRect(right, 0, width - right, height);
       context.globalAlpha = 1;
       context.fillStyle = palette.accent;
@@ -509,9 +509,11 @@ class Timeline {
         context.fill();
       }
     }
+    context.fillStyle = palette["line-strong"];
+    context.fillRect(this.gutter, 0, 1, height);
     context.fillStyle = palette.muted;
-    const caption = most ? `calls at once, ${grouped(most)} at most` : "no calls";
-    context.fillText(caption, 8, 3);
+    const lines = most ? ["calls at once", `${grouped(most)} at most`] : ["no calls"];
+    lines.forEach((line, i) => context.fillText(measure.cut(context, line, this.gutter - 14), 10, 8 + i * palette.em * 1.15));
   }
 
   // -- Drawing --
@@ -583,7 +585,8 @@ class Timeline {
         // Thin lines along the branch itself, where it waits between two primitives.
         context.moveTo(this._x(branch.from), this._y(branch.row) + half);
         context.lineTo(this._x(branch.to), this._y(branch.row) + half);
-        if (join) {
+        // A branch that ends after the join was not waited for.
+        if (join && branch.to <= join.to + 1e-6) {
           const end = Math.round(this._x(Math.max(join.from, branch.to))) + 0.5;
           elbow(context, end, this._y(join.row) + half, this._x(branch.to), this._y(branch.row) + half);
         }
@@ -605,9 +608,10 @@ class Timeline {
     const hasThin = row.thin.length > 0;
     const height = hasThin ? this.rowHeight * 0.62 - pad : this.rowHeight - 2 * pad;
     let covered = -Infinity; // pixels up to here show something already
+    for (const event of row.events) if (event.isWait && event.from <= to && event.to >= from) this._drawEvent(context, event, this._x(event.from), this._x(event.to), top + pad, height);
     for (const event of row.events) {
       if (event.from > to) break;
-      if (event.to < from) continue;
+      if (event.to < from || event.isWait) continue;
       const left = this._x(event.from);
       const right = this._x(event.to);
       if (right - left < 1 && left < covered + 0.8 && !event.isBad && event !== this.app.selected) continue;
@@ -632,7 +636,7 @@ class Timeline {
   _drawEvent(context, event, left, right, top, height) {
     context.globalAlpha = event.isShown ? 1 : 0.22;
     if (event.isConstant) this._drawConstant(context, left, top, height);
-    else if (right - left < 2 && !(event.isCall && event.hasBegun)) this._drawMarker(context, event, left, top, height);
+    else if (event.kind === "fork" || (right - left < 2 && !(event.isCall && event.hasBegun))) this._drawMarker(context, event, left, top, height);
     else this._drawBar(context, event, left, Math.max(right, left + 1.5), top, height);
     context.globalAlpha = 1;
   }
@@ -650,7 +654,7 @@ class Timeline {
     context.strokeStyle = event.isBad ? palette.failed : palette.muted;
     context.fillStyle = event.kind === "fork" ? context.strokeStyle : palette.panel;
     context.beginPath();
-    if (event.kind === "fork" || event.kind === "join" || event.kind === "first_k") context.arc(x, y, radius, 0, 7);
+    if (event.kind === "fork" || event.isWait) context.arc(x, y, radius, 0, 7);
     else {
       context.moveTo(x, y - radius);
       context.lineTo(x + radius, y);
@@ -673,8 +677,7 @@ class Timeline {
     roundRect(context, x0, top, x1 - x0, height, radius);
     context.clip();
     // A join computes nothing, it waits: it is drawn as lightly as what is queued.
-    const waits = event.kind === "join" || event.kind === "first_k";
-    context.fillStyle = palette[waits ? "other-1" : `${family}-3`];
+    context.fillStyle = palette[event.isWait ? "other-1" : `${family}-3`];
     context.fillRect(x0, top, x1 - x0, height);
     if (event.queued !== null || event.prefill !== null) {
       const queuedEnd = Math.min(this._x(event.from + (event.queued ?? 0)), x1);
@@ -724,6 +727,12 @@ class Timeline {
     context.fillStyle = palette.ink;
     const name = event.variable || event.kind;
     const shown = measure.cut(context, name, room);
+    if (event.isWait) {
+      // At its end, since others may lie over its beginning.
+      context.fillStyle = palette.muted;
+      context.fillText(shown, x1 - 6 - measure.width(context, shown), y);
+      return;
+    }
     context.fillText(shown, x, y);
     const used = measure.width(context, shown) + 8;
     if (room - used < 40 || !event.text) return;
@@ -817,7 +826,7 @@ class Timeline {
     context.textBaseline = "middle";
     context.font = `${row.isFirst ? 600 : 400} ${size}px ${palette.sans}`;
     context.fillStyle = row.isFirst ? palette.ink : palette.muted;
-    const aside = row.isFirst && gutter > 140 ? duration(run.root.to - run.root.from) : "";
+    const aside = row.isFirst && gutter > 140 ? duration(run.seconds) : "";
     const room = gutter - x - 6 - (aside ? 58 : 0);
     const name = measure.cut(context, row.isFirst ? run.program : rowLabel(row), room);
     context.fillText(name, x, middle);
@@ -978,7 +987,7 @@ function rowTip(row) {
   if (row.isFirst) {
     const { run } = row;
     const branches = run.branches.length > 1 ? ` · ${counted(run.branches.length, "branch", "branches")}` : "";
-    return [make("b", {}, glimpse(run.label, 200)), make("div", { class: "muted" }, `${statusName(run.status)} · ${duration(run.root.to - run.root.from)}${branches}`)];
+    return [make("b", {}, glimpse(run.label, 200)), make("div", { class: "muted" }, `${statusName(run.status)} · ${duration(run.seconds)}${branches}`)];
   }
   const shown = row.branches.slice(0, 8).map((branch) => branch.label).join(", ");
   return [make("b", {}, `${row.branches.length > 1 ? "Branches" : "Branch"} ${shown}${row.branches.length > 8 ? "…" : ""}`), make("div", { class: "muted" }, row.run.program)];

@@ -31,7 +31,9 @@ class TokenView {
     });
     this.text.addEventListener("pointerover", (event) => this._pointAt(event.target));
     this.text.addEventListener("click", (event) => this._pointAt(event.target));
-    this.inspector = make("div", { class: "inspector", role: "status", "aria-live": "polite" });
+    // Room for the alternatives from the start, so that nothing below moves.
+    const hasTop = tokens.some((token) => token.top.length);
+    this.inspector = make("div", { class: `inspector${hasTop ? " has-top" : ""}`, role: "status", "aria-live": "polite" });
     this.more = make("button", { type: "button", onclick: () => this._showMore() });
     this._showMore();
     this._inspect(null);

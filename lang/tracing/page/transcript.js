@@ -105,10 +105,10 @@ class TranscriptView {
       wasInherited = isInherited;
       if (event.kind === "role_begin") {
         const role = /^(\w+?)_begin/u.exec(event.name)?.[1] ?? event.name;
-        turn = make("div", { class: `turn role-${role.replace(/\W/gu, "")}${isInherited ? " inherited" : ""}` }, make("span", { class: "who" }, role));
+        turn = make("div", { class: `turn role-${role.replace(/\W/gu, "")}` }, make("span", { class: "who" }, role));
         parts.push(turn);
       }
-      const element = this._segment(event, isInherited && !turn);
+      const element = this._segment(event, isInherited);
       if (element && turn) turn.append(element);
       else if (element) parts.push(element);
       if (event.kind === "role_end") turn = null;

@@ -1,4 +1,4 @@
-"""Traces in the form that is exported, made of nothing but a seed: for the page, which only reads."""
+"""Traces in the form that is exported, made of nothing but a seed, for the page that reads them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 import random
 from typing import Any
 
-WORDS = (
+TEXT = (
     "the cause is likely a switch that was restarted before its backup had been loaded and so it "
     "forgot which ports belong together see ticket 118 for details then try again"
-).split()
+)
+WORDS = TEXT.split()
 VOCABULARY = {str(i): f" {word}" for i, word in enumerate(WORDS)}
 REASONS = ("never seen", "evicted", "diverged", "other namespace")
 USAGE = (
@@ -47,7 +48,9 @@ def tokens_of(rng: random.Random, num_tokens: int) -> dict[str, Any]:
             continue
         rest = 1 - math.exp(value)
         shares = [rest * share for share in (0.5, 0.2, 0.1)]
-        others = [[(ids[i] + k + 1) % len(WORDS), math.log(max(s, 1e-9))] for k, s in enumerate(shares)]
+        others = [
+            [(ids[i] + k + 1) % len(WORDS), math.log(max(s, 1e-9))] for k, s in enumerate(shares)
+        ]
         top.append(sorted([[ids[i], value], *others], key=lambda pair: -pair[1]))
     return {
         "ids": ids,
@@ -101,7 +104,7 @@ class RunMaker:
         """How many tokens of the prompt were cached, and stretches that say why."""
         total = max(2, self.num_tokens[branch])
         cached = int(total * self.rng.choice((0.0, 0.6, 0.9, 0.97)))
-        stretches = [
+        stretches: list[dict[str, Any]] = [
             {"start": 0, "end": cached, "reason": "cached"},
             {
                 "start": cached,
@@ -146,8 +149,13 @@ class RunMaker:
         chosen = shares.index(max(shares))
         self.num_tokens[branch] += 1
         told = [
-            {"text": option, "probability": share, "log_likelihood": math.log(share), "score": share}
-            for option, share in zip(options, shares)
+            {
+                "text": option,
+                "probability": share,
+                "log_likelihood": math.log(share),
+                "score": share,
+            }
+            for option, share in zip(options, shares, strict=True)
         ]
         details = {
             "name": f"select('{variable}')",
@@ -223,7 +231,9 @@ def troubled_run(rng: random.Random, start: float) -> dict[str, Any]:
     maker.constant(0, "Q: why?\nA: ")
     maker.gen(0, "draft", 8)
     maker.gen(0, "answer", 5, status="failed", error="BackendUnavailable: no answer within 3 s")
-    maker.add(0, "gen", name="gen('later')", variable="later", start=None, end=None, status="not_done")
+    maker.add(
+        0, "gen", name="gen('later')", variable="later", start=None, end=None, status="not_done"
+    )
     children = maker.fork(0, 2)
     maker.gen(children[0], "part", 6, status="cancelled", error="its sibling failed")
     return maker.run("failed", error="BackendUnavailable: no answer within 3 s")
@@ -273,15 +283,30 @@ def ticket_trace(num_runs: int = 6, seed: int = 1) -> dict[str, Any]:
 
 
 def large_trace(num_primitives: int, seed: int = 1) -> dict[str, Any]:
-    """At least so many primitives, not counting constants: programs of eight, overlapping."""
+    """At least so many primitives, not counting constants: overlapping runs, of a few kinds."""
     rng = random.Random(seed)
+    kinds = [ticket_run(rng, 0.0, width=rng.choice((2, 4, 6))) for _ in range(12)]
     runs: list[dict[str, Any]] = []
     num_made = 0
     while num_made < num_primitives:
-        run = ticket_run(rng, len(runs) * 0.02, width=rng.choice((2, 4, 6)))
-        num_made += len(primitives_of(run))
-        runs.append(run)
+        kind = kinds[len(runs) % len(kinds)]
+        num_made += len(primitives_of(kind))
+        runs.append(shifted(kind, len(runs) * 0.02))
     return make_trace(runs)
+
+
+def shifted(run: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The same run at a later time; what has no time in it is shared."""
+
+    def later(each: dict[str, Any]) -> dict[str, Any]:
+        times = {name: each[name] + seconds for name in ("asked", "start", "end") if name in each}
+        return each | times
+
+    branches = [
+        later(branch) | {"events": [later(event) for event in branch["events"]]}
+        for branch in run["branches"]
+    ]
+    return later(run) | {"branches": branches}
 
 
 def primitives_of(run: dict[str, Any]) -> list[dict[str, Any]]:
