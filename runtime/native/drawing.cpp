@@ -98,6 +98,16 @@ void first_in_order(const Peaks& peaks, int64_t n, int64_t k, std::vector<Candid
     });
 }
 
+// Tells the k likeliest of n tokens, best first.
+template <class Logprob>
+void add_likeliest(const Peaks& peaks, int64_t n, int64_t k, const Logprob& logprob,
+                   Answer& answer) {
+    std::vector<Candidate>& top = scratch().order;
+    first_in_order(peaks, n, k, top);
+    std::sort_heap(top.begin(), top.end(), is_before);
+    for (const Candidate& each : top) answer.top.emplace_back(each.id, logprob(each.logit));
+}
+
 // Draws from the beginning of the order of the candidates, which lie by their ids: `most` of them at
 // most, and none that those before it weigh `enough` without.
 int64_t drawn_in_order(double uniform, int64_t most, double enough) {
@@ -204,12 +214,7 @@ Answer Drawer::told_of(const Row& row, const Peaks& peaks, int64_t token_id, dou
         return std::min(0.0, std::max(floor, static_cast<double>(logit) - peaks.all - norm));
     };
     answer.logprobs.push_back(logprob(row.logits[token_id]));
-    if (row.num_top > 0) {
-        std::vector<Candidate>& top = scratch().order;
-        first_in_order(peaks, vocab_size_, row.num_top, top);
-        std::sort_heap(top.begin(), top.end(), is_before);
-        for (const Candidate& each : top) answer.top.emplace_back(each.id, logprob(each.logit));
-    }
+    if (row.num_top > 0) add_likeliest(peaks, vocab_size_, row.num_top, logprob, answer);
     return answer;
 }
 
@@ -228,12 +233,7 @@ Answer Drawer::describe_one(const Question& row, double floor) const {
         return std::max(floor, static_cast<double>(logit) - peaks.all - norm);
     };
     for (int64_t token : row.targets) answer.logprobs.push_back(logprob(row.logits[token]));
-    if (row.num_top > 0) {
-        std::vector<Candidate>& top = scratch().order;
-        first_in_order(peaks, vocab_size_, row.num_top, top);
-        std::sort_heap(top.begin(), top.end(), is_before);
-        for (const Candidate& each : top) answer.top.emplace_back(each.id, logprob(each.logit));
-    }
+    if (row.num_top > 0) add_likeliest(peaks, vocab_size_, row.num_top, logprob, answer);
     return answer;
 }
 
