@@ -10,6 +10,7 @@ it would have; the text stays what was drawn.
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -173,6 +174,11 @@ class CanonicalText:
     def num_forced(self) -> int:
         """How many of the tokens hold no byte that was drawn."""
         return self._num_forced[-1] if self._num_forced else 0
+
+    def forced_from(self, start: int) -> bytes:
+        """Of each token from there on, whether it holds no byte that was drawn."""
+        counts = self._num_forced[start - 1 :] if start else [0, *self._num_forced]
+        return bytes(after - before for before, after in itertools.pairwise(counts))
 
     def begin(self, limit: int) -> Advance:
         """Jump ahead from the beginning, by at most `limit` tokens."""

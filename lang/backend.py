@@ -62,6 +62,14 @@ class Counts(Protocol):
         ...
 
 
+def explains_prompts(backend: TokenBackend) -> bool:
+    """Whether it can tell why tokens of a prompt were cached and how likely generated ones were.
+
+    One that cannot says so by ``explains_prompts = False``.
+    """
+    return bool(getattr(backend, "explains_prompts", True))
+
+
 _default: TokenBackend | None = None
 
 

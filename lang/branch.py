@@ -25,6 +25,7 @@ from palmette.protocol import Outlook, Usage
 if TYPE_CHECKING:
     from palmette.lang.operations import Operation, Span
     from palmette.lang.run import Run
+    from palmette.lang.tracing.recording import BranchRecord
 
 
 class Branch:
@@ -42,6 +43,8 @@ class Branch:
         self.run = run
         self.path = path
         self.parent = parent
+        above = None if parent is None else parent.record
+        self.record: BranchRecord = run.record.new_branch(path, above)
         self.transcript = Transcript(run.backend.tokenizer)
         self.slots: dict[str, Slot] = {}
         self.role: str | None = None  # as the program sees it, ahead of the transcript's
@@ -190,6 +193,7 @@ class Branch:
         self.transcript = transcript.copy()
         with self.run.lock:
             self._is_born = True
+            self.record.be_born()
             if transcript.text:
                 self.chunks.append(transcript.text)
             self.changed.notify()
@@ -204,6 +208,8 @@ class Branch:
                     self.chunks.append(text)
                 if slot is not None:
                     slot.chunks.append(text)
+                elif self._current is not None and self._current.record is not None:
+                    self._current.record.chunks.append(text)
                 self.text_changed.notify()
 
     def set_slot(self, slot: Slot | None, meta: dict[str, object] | None = None) -> None:
@@ -232,6 +238,7 @@ class Branch:
             if self.run.is_finished or self._stop() is not None:
                 return
             self.stopped = stop
+            self.record.fail(stop.failure(None, self.path).make())
         self.run.work.call(self._interrupt_all)
 
     def fail(self, failure: Failure) -> None:
@@ -241,9 +248,16 @@ class Branch:
             if self.failure is None:
                 self.failure = failure
                 self.run.branch_failed(failure)
+            error = self.failure.make()
+            self.record.fail(error)
             dropped = [self._current] if self._current is not None else []
+            if self._current is not None and self._current.record is not None:
+                self._current.record.finish(error)
             while self._queue:
-                dropped.append(self._dequeue()[0])
+                operation, _ = self._dequeue()
+                dropped.append(operation)
+                if operation.record is not None:
+                    operation.record.drop()
             self._current = None
             for operation in dropped:
                 operation.fail(self.failure)
@@ -321,7 +335,9 @@ class Branch:
                     ended = []
                     break
                 operation, asks = self._dequeue()
-                self._current = operation
+                self._current, record = operation, operation.record
+                if record is not None:
+                    record.begin()
             try:
                 await operation.run(self)
             except OutOfTokens as error:
@@ -332,6 +348,8 @@ class Branch:
                 return
             with self.run.lock:
                 self._current = None
+                if record is not None:
+                    record.finish()
                 self.num_done += 1
                 self.changed.notify()
                 self.text_changed.notify()  # readers of text wait for the end of it, too
@@ -350,6 +368,8 @@ class Branch:
 
     def _enqueue(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
+            if operation.record is None:
+                operation.record = self.record.ask(operation)
             ahead = operation.ahead()
             ahead.num_generated = min(ahead.num_generated, self.run.max_context)
             self._queue.append((operation, ahead))

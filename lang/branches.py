@@ -15,6 +15,7 @@ from palmette.lang.limits import Stop
 from palmette.lang.nodes import Expr
 from palmette.lang.operations import AppendBranches
 from palmette.lang.signals import Signal
+from palmette.lang.tracing.recording import EventRecord, finishing
 from palmette.lang.variables import Failure, Slot, gathered
 
 if TYPE_CHECKING:
@@ -74,20 +75,22 @@ class Branches(Sequence["State"]):
         the parent: constants as constants, what was generated with its ids.
         """
         self._check(mode)
-        self._close()
-        race = self._race()
-        if race is not None:
-            race.result_of(race.wait("await branches.join_async()"))
-        self._bring_back(mode)
+        with self._recorded(mode) as record:
+            self._close()
+            race = self._race()
+            if race is not None:
+                race.result_of(race.wait("await branches.join_async()"))
+            self._bring_back(mode, record)
 
     async def join_async(self, mode: str = "gather_variable") -> None:
         """As `join`, without blocking the event loop."""
         self._check(mode)
-        self._close()
-        race = self._race()
-        if race is not None:
-            race.result_of(await race.wait_async())
-        self._bring_back(mode)
+        with self._recorded(mode) as record:
+            self._close()
+            race = self._race()
+            if race is not None:
+                race.result_of(await race.wait_async())
+            self._bring_back(mode, record)
 
     def _race(self) -> _Race | None:
         """One that all must end in which the program has not cancelled."""
@@ -107,7 +110,22 @@ class Branches(Sequence["State"]):
         """
         self._parent.run.close(self._branches[1:])
 
-    def _bring_back(self, mode: str) -> None:
+    @contextmanager
+    def _recorded(self, mode: str) -> Iterator[EventRecord]:
+        """What a trace knows of the join, from now until the block ends."""
+        parent = self._parent
+        with parent.run.lock:
+            record = parent.record.begin(
+                "join",
+                "join()",
+                caller(),
+                children=[branch.record for branch in self._branches],
+                mode=mode,
+            )
+        with finishing(record):
+            yield record
+
+    def _bring_back(self, mode: str, record: EventRecord) -> None:
         parent = self._parent
         branches = [branch for branch in self._branches if not branch.is_dropped]
         if mode == "concate_and_append":
@@ -117,7 +135,9 @@ class Branches(Sequence["State"]):
                         "a branch that opened or closed a role cannot be appended to the parent: "
                         f"branch {branch.path} left one in between"
                     )
-            joined = AppendBranches(name="join()", where=caller(), branches=branches)
+            joined = AppendBranches(
+                name="join()", where=record.where, branches=branches, record=record
+            )
             parent.submit([joined], {})
             return
         parent.close_later(self._branches[0])
@@ -144,13 +164,19 @@ def first_k(branches: Sequence[State], k: int, *, cancel: bool = True) -> list[S
     forked in one run, and at least `k`.
     """
     race = _Race(branches, k, by=f"first_k(..., {k!r})")
-    return race.result_of(race.wait("await first_k_async(...)"), cancels=cancel)
+    with race.recorded() as record:
+        won = race.result_of(race.wait("await first_k_async(...)"), cancels=cancel)
+        record.winners = [state._branch.record for state in won]
+    return won
 
 
 async def first_k_async(branches: Sequence[State], k: int, *, cancel: bool = True) -> list[State]:
     """As `first_k`, without blocking the event loop."""
     race = _Race(branches, k, by=f"first_k(..., {k!r})")
-    return race.result_of(await race.wait_async(), cancels=cancel)
+    with race.recorded() as record:
+        won = race.result_of(await race.wait_async(), cancels=cancel)
+        record.winners = [state._branch.record for state in won]
+    return won
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +206,22 @@ class _Race:
         self._pending = {state._branch: state for state in self._states}
         self._done: list[State] = []
         self._failed: list[Branch] = []
+
+    @contextmanager
+    def recorded(self) -> Iterator[EventRecord]:
+        """What a trace knows of it, where the first of the branches was forked."""
+        branches = [state._branch for state in self._states]
+        parent = branches[0].parent
+        assert parent is not None
+        with self._run.lock:
+            record = parent.record.begin(
+                "first_k",
+                f"first_k(..., {self._k})",
+                caller(),
+                children=[branch.record for branch in branches],
+            )
+        with finishing(record):
+            yield record
 
     def wait(self, instead: str) -> _Outcome:
         """Those that won, or the failure after which fewer than `k` can."""

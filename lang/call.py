@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from palmette.lang.run import Run
@@ -28,6 +28,9 @@ class Call:
         self._kwargs = kwargs
         self._run = run
         self.state = State(run.root, is_outside=True)
+        run.record.of_call(
+            getattr(func, "__name__", "program"), {**dict(_named(func, args)), **kwargs}
+        )
 
     def run(self) -> None:
         """Call the function on this thread and wait for all it has started. Raises its error."""
@@ -106,3 +109,11 @@ class Call:
         if not self._run.is_finished:
             return self._run.interruption()
         return self.state if self._run.error is None else self._run.error
+
+
+def _named(func: Callable[..., Any], args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Each positional argument with the name of its parameter, or its place where it has none."""
+    code = getattr(func, "__code__", None)
+    names = () if code is None else code.co_varnames[1 : code.co_argcount]
+    for place, value in enumerate(args):
+        yield (names[place] if place < len(names) else f"[{place}]"), value

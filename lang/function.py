@@ -121,7 +121,8 @@ class Function:
 
         Raises what the program raises, and the first failure of a primitive that it has not come to
         see. Ctrl-C aborts what runs. With `stream`, returns at once, as `stream()` does. Options of
-        `gen` are the run's defaults; ``explain=True`` asks why each prompt was cached or not.
+        `gen` are the run's defaults; ``explain=True`` asks why each prompt was cached or not, and
+        ``trace=True`` records that and log-probabilities for ``state.trace()``.
 
         `timeout` is how many seconds the run may take, `max_total_tokens` how many tokens all its
         `gen`s may make together; beyond them ProgramTimeout and TokenBudgetExceeded are raised.
@@ -444,6 +445,7 @@ class Function:
                 options.defaults,
                 is_async=self.is_async,
                 explains=options.explains,
+                traces=options.traces,
                 limits=options.limits,
             ),
         )

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from palmette.protocol import TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
 Entry = tuple[float | None, int, str | None]  # log-probability, token id, text
+
+
+def with_top(logprobs: Sequence[TokenLogprob], num_top: int) -> Sequence[TokenLogprob]:
+    """They with at most `num_top` likeliest tokens each."""
+    if all(len(each.top) <= num_top for each in logprobs):
+        return logprobs
+    return [replace(each, top=each.top[:num_top]) for each in logprobs]
 
 
 def logprobs_meta(

@@ -29,10 +29,11 @@ from palmette.lang.choices import (
 )
 from palmette.lang.healing import index_of
 from palmette.lang.limits import Grant
-from palmette.lang.logprobs import logprobs_meta
+from palmette.lang.logprobs import logprobs_meta, with_top
 from palmette.lang.nodes import Select
 from palmette.lang.options import Report
 from palmette.lang.outlook import ROLE_CHARS, Ahead
+from palmette.lang.tracing.recording import NUM_TOP, AskRecord, EventRecord
 from palmette.lang.variables import Failure, Slot
 from palmette.protocol import (
     ChatTemplate,
@@ -63,11 +64,20 @@ _SAMPLES = -2  # of one `gen`
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Operation:
-    """`name` and `where` tell the user which primitive it is; `slot` is what it sets, if any."""
+    """`name` and `where` tell the user which primitive it is; `slot` is what it sets, if any.
+
+    `record` is what a trace knows of it, from when it is queued.
+    """
 
     name: str
     where: str
     slot: Slot | None = None
+    record: EventRecord | None = None
+
+    @property
+    def kind(self) -> str:
+        """What a trace calls it."""
+        raise NotImplementedError
 
     async def run(self, branch: Branch) -> None:
         """Carry it out."""
@@ -94,6 +104,10 @@ class AppendText(Operation):
     text: str
     is_special: bool = False
 
+    @property
+    def kind(self) -> str:
+        return "special" if self.is_special else "text"
+
     def ahead(self) -> Ahead:
         return Ahead(num_chars=len(self.text))
 
@@ -110,6 +124,10 @@ class BeginRole(Operation):
     role: str
     template: ChatTemplate
 
+    @property
+    def kind(self) -> str:
+        return "role_begin"
+
     def ahead(self) -> Ahead:
         return Ahead(num_chars=ROLE_CHARS)
 
@@ -122,6 +140,10 @@ class EndRole(Operation):
     """Close the open message."""
 
     template: ChatTemplate
+
+    @property
+    def kind(self) -> str:
+        return "role_end"
 
     def ahead(self) -> Ahead:
         return Ahead(num_chars=ROLE_CHARS)
@@ -143,6 +165,10 @@ class BeginScope(Operation):
 
     span: Span
 
+    @property
+    def kind(self) -> str:
+        return "scope_begin"
+
     async def run(self, branch: Branch) -> None:
         self.span.start = branch.transcript.num_chars
 
@@ -152,6 +178,10 @@ class EndScope(Operation):
     """Set a variable to the text since its scope began."""
 
     span: Span
+
+    @property
+    def kind(self) -> str:
+        return "scope_end"
 
     async def run(self, branch: Branch) -> None:
         assert self.slot is not None
@@ -164,6 +194,10 @@ class Fork(Operation):
     """Let children begin where the branch is now."""
 
     children: list[Branch]
+
+    @property
+    def kind(self) -> str:
+        return "fork"
 
     def ahead(self) -> Ahead:
         return Ahead(num_asks=1)  # the children will ask, from here on
@@ -181,6 +215,10 @@ class AppendBranches(Operation):
     """Add what other branches made since their fork."""
 
     branches: Sequence[Branch]
+
+    @property
+    def kind(self) -> str:
+        return "join"
 
     def ahead(self) -> Ahead:
         added = Ahead()
@@ -205,6 +243,10 @@ class Generate(Operation):
     further: tuple[Slot, ...] = ()
     is_bounded: bool = True  # the program or the run said how many tokens it may have
 
+    @property
+    def kind(self) -> str:
+        return "gen"
+
     def ahead(self) -> Ahead:
         return Ahead(num_generated=self.sampling.max_tokens * self.report.n, num_asks=1)
 
@@ -214,7 +256,11 @@ class Generate(Operation):
                 slot.failure = failure
 
     async def run(self, branch: Branch) -> None:
+        record, run = self.record, branch.run
+        assert isinstance(record, AskRecord)
         prompt_ids, healed, num_taken_back = await self._commit(branch)
+        branch.record.prompt_of(record, prompt_ids)
+        record.sampling, record.constraint = self.sampling, self.constraint
         outlook, goes_on = branch.outlook(len(prompt_ids))
         sampling = self.sampling
         if num_taken_back:  # what was there before counts for none of its tokens
@@ -223,8 +269,11 @@ class Generate(Operation):
                 max_tokens=sampling.max_tokens + num_taken_back,
                 min_tokens=sampling.min_tokens and sampling.min_tokens + num_taken_back,
             )
+        if run.traces and sampling.logprobs is not None:
+            # More than the program asked for, of which it gets what it did.
+            sampling = replace(sampling, logprobs=max(sampling.logprobs, NUM_TOP))
         request = Request(
-            request_id=branch.run.next_request_id(branch),
+            request_id=run.next_request_id(branch),
             token_ids=prompt_ids,
             sampling=sampling,
             constraint=self.constraint,
@@ -232,10 +281,11 @@ class Generate(Operation):
             path=branch.path,
             outlook=outlook,
             goes_on=goes_on,
-            explain=branch.run.explains,
+            explain=run.explains or run.traces,
+            trace_top=NUM_TOP if run.traces else None,
         )
-        prompt_logprobs = await self._score_prompt(branch, request)
-        first = self._generate(branch, request, self.slot, prompt_logprobs, is_part=True)
+        prompt_logprobs = await self._score_prompt(branch, request, record)
+        first = self._generate(branch, request, self.slot, prompt_logprobs, record)
         if not self.further:
             await first
             return
@@ -251,6 +301,7 @@ class Generate(Operation):
                 ),
                 slot,
                 prompt_logprobs,
+                record.new_sample(index + 1),
                 is_part=False,
             )
             for index, slot in enumerate(self.further)
@@ -267,7 +318,9 @@ class Generate(Operation):
         prompt_ids, healed = await _off_loop(num_chars, transcript.commit_healing, index)
         return prompt_ids, healed, transcript.num_ids - len(prompt_ids)
 
-    async def _score_prompt(self, branch: Branch, request: Request) -> tuple[TokenLogprob, ...]:
+    async def _score_prompt(
+        self, branch: Branch, request: Request, record: AskRecord
+    ) -> tuple[TokenLogprob, ...]:
         """The log-probabilities of the prompt's tokens, from where they are asked for. The first
         token of all has none: NaN.
         """
@@ -288,6 +341,7 @@ class Generate(Operation):
                 )
             )
             branch.add_usage(result.usage)
+            record.add_usage(result.usage)
             values = result.logprobs[0]
         if begin == 0:
             values = (math.nan, *values)
@@ -299,15 +353,19 @@ class Generate(Operation):
         request: Request,
         slot: Slot | None,
         prompt_logprobs: tuple[TokenLogprob, ...],
+        record: AskRecord,
         *,
-        is_part: bool,
+        is_part: bool = True,
     ) -> None:
         """Carry out the request, within the branch's budget, and set the slot; its text extends the
         branch if it `is_part`.
         """
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
+        if slot is not None:
+            record.chunks = slot.chunks
         async with (
+            _recorded(record, is_part=is_part),
             _granted(
                 branch,
                 request.sampling,
@@ -318,21 +376,29 @@ class Generate(Operation):
             async for event in events:
                 token_ids += event.token_ids
                 grant.num_used = len(token_ids)
-                logprobs += event.logprobs
+                record.take(event)
+                branch.record.output_of(record, event.token_ids)
+                if self.sampling.logprobs is not None:
+                    logprobs += event.logprobs
                 if is_part:
                     branch.transcript.extend(event.token_ids, event.text)
                 branch.add_text(event.text, slot, is_part=is_part)
                 if event.usage is not None:
                     branch.add_usage(event.usage)
+                    record.add_usage(event.usage)
+                    record.main_usage = event.usage
                     grant.num_used = event.usage.completion_tokens
                 if event.finish_reason is None:
                     continue
                 if is_part:
                     branch.transcript.end_generation()
+                record.prompt = event.prompt
                 if event.error is not None:
                     raise event.error
                 if event.finish_reason is FinishReason.ABORT:
                     raise RequestAborted("the request was aborted")
+                record.finish_reason = event.finish_reason.value
+                record.stop_reason = event.stop_reason
                 meta = {
                     "finish_reason": event.finish_reason.value,
                     "stop_reason": event.stop_reason,
@@ -345,7 +411,7 @@ class Generate(Operation):
                     meta["prompt"] = event.prompt
                 if self.sampling.logprobs is not None:
                     meta |= logprobs_meta(
-                        logprobs,
+                        with_top(logprobs, self.sampling.logprobs),
                         prompt_logprobs if self.report.logprob_start_len is not None else None,
                         decode=branch.run.backend.tokenizer.decode
                         if self.report.return_text_in_logprobs
@@ -364,6 +430,10 @@ class Choose(Operation):
     select: Select
     seed: int | None
 
+    @property
+    def kind(self) -> str:
+        return "select"
+
     def ahead(self) -> Ahead:
         options = self.select.choices
         return Ahead(num_chars=max(map(len, options)), num_asks=int(len(options) > 1))
@@ -371,9 +441,15 @@ class Choose(Operation):
     async def run(self, branch: Branch) -> None:
         options = self.select.choices
         transcript = branch.transcript
+        record = self.record
+        assert isinstance(record, AskRecord)
+        if self.slot is not None:
+            record.chunks = self.slot.chunks
         if len(options) == 1:  # nothing to decide, so nothing is asked of the model
             branch.add_text(transcript.append_option(options[0]), self.slot)
-            branch.set_slot(self.slot, self._meta([0.0], [1.0], [0.0], [(0.0,)], [()], Usage()))
+            meta = self._meta([0.0], [1.0], [0.0], [(0.0,)], [()], Usage())
+            record.options = meta
+            branch.set_slot(self.slot, meta)
             return
         backend = branch.run.backend
         if isinstance(backend, Chooses) and backend.chooses:
@@ -387,6 +463,7 @@ class Choose(Operation):
             transcript.pending,
             options,
         )
+        branch.record.prompt_of(record, encoded.prompt_ids)
         outlook, goes_on = branch.outlook(len(encoded.prompt_ids))
         request = ScoreRequest(
             request_id=branch.run.next_request_id(branch),
@@ -395,18 +472,21 @@ class Choose(Operation):
             path=branch.path,
             outlook=outlook,
             goes_on=goes_on,
-            explain=branch.run.explains,
+            explain=branch.run.explains or branch.run.traces,
         )
         result = await self._score(branch, request)
         usage = result.usage
+        record.prompt, record.main_usage = result.prompt, usage
         totals = log_likelihoods(encoded.continuations, result.logprobs)
         probabilities = normalize(totals)
         chosen, scores, more = await self._pick(branch, encoded, request, result, totals)
         transcript.choose(encoded.prompt_ids + encoded.continuations[chosen], options[chosen])
+        branch.record.output_of(record, encoded.continuations[chosen])
         branch.add_text(options[chosen], self.slot)
         meta = self._meta(
             totals, probabilities, scores, result.logprobs, encoded.continuations, usage
         )
+        record.options = meta
         if branch.run.explains:
             meta["prompt"] = result.prompt
         branch.set_slot(self.slot, {**more, **meta})
@@ -538,6 +618,8 @@ class Choose(Operation):
     async def _score(self, branch: Branch, request: ScoreRequest) -> ScoreResult:
         result = await branch.run.backend.score(request)
         branch.add_usage(result.usage)
+        assert isinstance(self.record, AskRecord)
+        self.record.add_usage(result.usage)
         return result
 
     def _meta(
@@ -580,6 +662,19 @@ async def _all_of(bodies: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _recorded(record: AskRecord, *, is_part: bool) -> AsyncIterator[None]:
+    """Note how a text ends that is no part of the branch; of one that is, the branch does."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_part:
+            record.finish(error)
+        raise
+    if not is_part:
+        record.finish()
 
 
 @asynccontextmanager

@@ -44,7 +44,13 @@ _OTHERS = (
 )
 OPTION_NAMES = frozenset((*_SAME_NAME, *_OTHERS))
 # `run` and its like take what `gen` takes, and these.
-RUN_OPTION_NAMES = OPTION_NAMES | {"explain", "timeout", "max_total_tokens", "use_thread"}
+RUN_OPTION_NAMES = OPTION_NAMES | {
+    "explain",
+    "trace",
+    "timeout",
+    "max_total_tokens",
+    "use_thread",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +96,24 @@ def sampling_overrides(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a run was asked for: the defaults of its `gen` calls, whether to explain prompts, and
-    what it may take.
+    """What a run was asked for: the defaults of its `gen` calls, whether to explain prompts and to
+    record all that a trace can have, and what it may take.
     """
 
     defaults: Mapping[str, Any]
     explains: bool
+    traces: bool
     limits: Limits
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RunOptions:
         """The options given. Raises as `sampling_overrides` and `Limits` do, TypeError for
-        `explain`, and UnsupportedFeature for ``use_thread=False``.
+        `explain` and `trace`, and UnsupportedFeature for ``use_thread=False``.
         """
-        explain, use_thread = options.get("explain"), options.get("use_thread")
-        if not isinstance(explain, bool | None):
-            raise TypeError(f"explain must be True or False, got {explain!r}")
+        use_thread = options.get("use_thread")
+        for name in ("explain", "trace"):
+            if not isinstance(options.get(name), bool | None):
+                raise TypeError(f"{name} must be True or False, got {options[name]!r}")
         if use_thread not in (True, None):
             raise UnsupportedFeature(
                 f"use_thread={use_thread!r}",
@@ -114,7 +122,12 @@ class RunOptions:
             )
         for_gen = {name: value for name, value in options.items() if name in OPTION_NAMES}
         limits = Limits(options.get("timeout"), options.get("max_total_tokens"))
-        return cls(sampling_overrides(for_gen), explains=bool(explain), limits=limits)
+        return cls(
+            sampling_overrides(for_gen),
+            explains=bool(options.get("explain")),
+            traces=bool(options.get("trace")),
+            limits=limits,
+        )
 
 
 def resolve_sampling(

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from palmette.errors import PalmetteError, ProgramError
+from palmette.lang.backend import explains_prompts
 from palmette.lang.branch import Branch
 from palmette.lang.executor import LoopThread
 from palmette.lang.limits import Budget, Limits, Stop
 from palmette.lang.outlook import Ahead, Forecast
 from palmette.lang.signals import Signal
+from palmette.lang.tracing.recording import RunRecord
 from palmette.lang.variables import Failure
-from palmette.protocol import ProgramListener, TokenBackend
+from palmette.protocol import ProgramListener, TokenBackend, Usage
 
 _WORK = LoopThread("palmette-lang")
 
@@ -26,8 +28,9 @@ class Run:
     """What the branches of one call of a program share.
 
     `is_async` says that the program is an `async def`, which must not block its event loop,
-    `explains` that it is to be said of every prompt why it was cached or not, `limits` what the
-    run may take from `start` on.
+    `explains` that it is to be said of every prompt why it was cached or not, `traces` that
+    `record` is to have that and log-probabilities where the backend can tell, `limits` what the run
+    may take from `start` on.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Run:
         *,
         is_async: bool = False,
         explains: bool = False,
+        traces: bool = False,
         limits: Limits | None = None,
     ) -> None:
         self.run_id = uuid.uuid4().hex
@@ -48,6 +52,8 @@ class Run:
         self.defaults = defaults
         self.is_async = is_async
         self.explains = explains
+        self.traces = traces and explains_prompts(backend)
+        self.record = RunRecord(is_detailed=traces)
         # Reentrant, because a batch that is garbage-collected cancels its runs wherever the
         # collector happens to run.
         self.lock = threading.RLock()
@@ -71,8 +77,14 @@ class Run:
         budget = None if tokens is None else Budget(tokens, "the run")
         self.root = Branch(self, budget=budget)
 
+    @property
+    def usage(self) -> Usage:
+        """What all branches have used so far."""
+        return self.root.usage
+
     def start(self) -> None:
         """The program begins now."""
+        self.record.begin()
         if self._limits.timeout is not None:
             self.stop_after(self._limits.timeout, "the run", [self.root])
 
@@ -151,6 +163,7 @@ class Run:
                 self.work.call(self._clear_timers)
             self.is_finished = True
             self.error = error
+            self.record.finish(error)
             self.changed.notify()
             self.root.changed.notify()
             self.root.text_changed.notify()

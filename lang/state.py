@@ -27,6 +27,7 @@ from palmette.lang.limits import Budget, Limits, Stop
 from palmette.lang.nodes import Expr, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_expr
 from palmette.lang.operations import Fork
 from palmette.lang.signals import Signal
+from palmette.lang.tracing import Trace
 from palmette.lang.variables import Slot
 from palmette.protocol import Message, Usage
 
@@ -103,6 +104,10 @@ class State:
             children = self._branch.children(size, budget)
             fork = Fork(name=f"fork({size})", where=where, children=children)
             self._branch.submit([fork], {})
+            for child in children:
+                child.record.forked_by = fork.record
+            if fork.record is not None:
+                fork.record.children = [child.record for child in children]
         if limits.timeout is not None:
             self._branch.run.stop_after(limits.timeout, of, children)
         return Branches([State(child) for child in children], children, self._branch)
@@ -193,6 +198,14 @@ class State:
         """`figures` as a table on `file`, by default standard output."""
         self.sync()
         print_figures(self, file)
+
+    def trace(self) -> Trace:
+        """What the whole run, from the root on, has done so far, primitive by primitive.
+
+        Does not wait, and raises nothing for a run that failed. A run with ``trace=True`` has
+        log-probabilities of its tokens and the reasons of cache misses, too.
+        """
+        return Trace.of(self)
 
     async def value(self, name: str) -> Any:
         """The value of a variable, waited for without blocking the event loop."""
@@ -344,6 +357,20 @@ class State:
     def __repr__(self) -> str:
         names = ", ".join(self._branch.slots) or "none"
         return f"<State path={self.path} variables: {names}>"
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: what is there by now, without waiting."""
+        from palmette.lang.tracing.notebook import state_html
+
+        branch = self._branch
+        with branch.run.lock:
+            values = {
+                name: ", ".join(leaf.shown() for leaf in slot.leaves())
+                for name, slot in branch.slots.items()
+            }
+            error = branch.run.error if self._is_outside else None
+            parts = branch.record.shown_parts()
+        return state_html(parts, values, "" if error is None else str(error))
 
     # Inside
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from palmette.errors import InvalidOutput, PalmetteError
 from palmette.lang.schemas import Reader
+from palmette.lang.tracing.recording import short_text
 
 if TYPE_CHECKING:
     from palmette.lang.branch import Branch
@@ -112,6 +113,14 @@ class Slot:
             return [part.raw() for part in self.parts]
         self._raise_failure()
         return self.text if self.is_text else str(self._value)
+
+    def shown(self) -> str:
+        """The value in short, or why there is none."""
+        if self.failure is not None:
+            return "(failed)"
+        if not self.is_set:
+            return f"{self.text}..."
+        return self.text if self.is_text else short_text(self._value)
 
     def all_meta(self) -> Any:
         """The figures of the primitive that set it, or a list of them. It must have settled."""

@@ -75,6 +75,7 @@ from palmette.lang.global_config import global_config
 from palmette.lang.planning.outline import Outline
 from palmette.lang.planning.plan import BatchPlan
 from palmette.lang.state import State
+from palmette.lang.tracing import Trace
 
 if TYPE_CHECKING:
     from palmette.lang.backends.anthropic import Anthropic
@@ -118,6 +119,7 @@ __all__ = [
     "ScriptedBackend",
     "State",
     "TokenBudgetExceeded",
+    "Trace",
     "UnsupportedFeature",
     "VariableNotSet",
     "__version__",

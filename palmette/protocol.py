@@ -303,6 +303,10 @@ class Request:
     output (token healing): `token_ids` end before it, the output's tokens begin with it, and its
     text is no part of the output's. A constraint and stop strings are for what follows. Only for a
     backend that is a `Heals`.
+
+    With `trace_top` the events tell the log-probability of each token, and so many likeliest ones,
+    as far as that comes without a further pass: of a token that was not drawn it is NaN. It changes
+    nothing else, and counts for nothing where `sampling` asks for log-probabilities.
     """
 
     request_id: str
@@ -315,6 +319,7 @@ class Request:
     goes_on: bool = False
     explain: bool = False
     healed: str = ""
+    trace_top: int | None = None
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -324,6 +329,8 @@ class Request:
                 f"healed has {len(self.healed)} characters, it may have {_MAX_HEALED} at most",
                 param="healed",
             )
+        if self.trace_top is not None:
+            _check_int("trace_top", self.trace_top, 0, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,7 +446,8 @@ class TokenEvent:
     in two, the part that stays is encoded again; such ids have a log-probability of NaN.
     `stop_reason` is the stop string or stop token that ended it, and `stop_logprob` the
     log-probability of such a token, which is none of `token_ids`. `prompt` explains the prompt, on
-    the last event and if asked for.
+    the last event and if asked for. `forced` says of each of `token_ids` whether a constraint forced
+    it; it is empty if none of them was.
     """
 
     request_id: str
@@ -452,6 +460,7 @@ class TokenEvent:
     usage: Usage | None = None
     error: PalmetteError | None = None
     prompt: tuple[PromptStretch, ...] = ()
+    forced: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

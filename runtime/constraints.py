@@ -221,13 +221,15 @@ class CompiledConstraint:
 class Step:
     """What became of a constrained text: its first `num_kept` tokens stay, `token_ids` come behind.
 
-    `num_final` of all of them stay whatever comes. The text can only end here if `is_finished`;
+    `num_final` of all of them stay whatever comes; `forced` says of each of `token_ids` whether it
+    was forced. The text can only end here if `is_finished`;
     else `mask`, over all rows of the output layer, says which tokens may be drawn next. It is None
     too where no more tokens fit. If it `is_free`, nothing is demanded of it any more.
     """
 
     num_kept: int
     token_ids: tuple[int, ...]
+    forced: bytes
     num_final: int
     num_forced: int  # of all tokens so far
     is_finished: bool
@@ -301,7 +303,8 @@ class ConstrainedText:
         """The text is over; `limit` as for `begin`. With `num_bytes` only so much of it counts."""
         with self._charged():
             advance = self._walk.finish(limit, num_bytes)
-            return Step(*advance, self._walk.num_tokens, self._walk.num_forced, True, None)
+            forced = self._walk.forced_from(advance.num_kept)
+            return Step(*advance, forced, self._walk.num_tokens, self._walk.num_forced, True, None)
 
     def _step(self, advance: Advance, limit: int) -> Step:
         walk, mask = self._walk, None
@@ -321,7 +324,8 @@ class ConstrainedText:
             guesses = self._guesses.ahead(
                 cast(Matcher, matcher), min(num_left - 1, _MAX_GUESSED), first=walk.held_back
             )
-        return Step(*advance, walk.num_final, walk.num_forced, is_finished, mask, guesses)
+        forced = walk.forced_from(advance.num_kept)
+        return Step(*advance, forced, walk.num_final, walk.num_forced, is_finished, mask, guesses)
 
     @contextmanager
     def _charged(self) -> Iterator[None]:
@@ -352,6 +356,7 @@ class _Drawn:
         self.matcher = matcher
         self._jumps = jumps
         self._undrawable = undrawable
+        self._is_forced = bytearray()  # for each token
         self.num_forced = 0
         self.held_back: tuple[int, ...] = ()
 
@@ -372,10 +377,15 @@ class _Drawn:
         num_before = self.num_tokens
         if not self.matcher.accept(token_id):
             return None
+        self._is_forced.append(False)
         return Advance(num_before, (token_id, *self._jump(limit - 1)))
 
     def finish(self, limit: int, num_bytes: int | None) -> Advance:
         return Advance(self.num_tokens, ())
+
+    def forced_from(self, start: int) -> bytes:
+        """Whether each token from there on was forced."""
+        return bytes(self._is_forced[start:])
 
     def undoer(self) -> Callable[[], None]:
         """What brings it back to where it stands now."""
@@ -383,6 +393,7 @@ class _Drawn:
 
         def undo() -> None:
             self.matcher.rollback(self.num_tokens - num_tokens)
+            del self._is_forced[num_tokens:]
             self.num_forced = num_forced
 
         return undo
@@ -396,6 +407,7 @@ class _Drawn:
                     break
                 forced.append(token_id)
         self.num_forced += len(forced)
+        self._is_forced += b"\1" * len(forced)
         return tuple(forced)
 
 

@@ -864,12 +864,15 @@ class Engine:
         else:
             limit = sequence.num_tokens_left
             sequence.keep_guesses(0)  # they were for before
+            sequence.note_draw(sampled.logprob)
             self._follow(sequence, lambda: text.draw(token_id, limit))
 
     def _stop_logprob(
         self, sequence: GenerationSequence, sampled: SampledToken
     ) -> TokenLogprob | None:
         """That of a stop token that was drawn, if log-probabilities are wanted."""
+        if not sequence.finds_logprobs:
+            return None
         if not sequence.keeps_rows:
             return sampled.logprob
         row = sequence.rows[len(sequence.token_ids) - 1]
@@ -885,7 +888,11 @@ class Engine:
         if sequence.output_counts is not None:
             sequence.output_counts.add(token_id)
         if sampled.logprob is not None:
-            sequence.note_logprob(len(sequence.token_ids) - 1, sampled.logprob)
+            position = len(sequence.token_ids) - 1
+            if sequence.finds_logprobs:
+                sequence.note_logprob(position, sampled.logprob)
+            else:  # for a trace, and for nobody else
+                sequence.logprobs[position] = sampled.logprob
         stop = sequence.output.feed(token_id)
         if stop is not None:
             self._close(sequence, FinishReason.STOP, stop)
@@ -923,6 +930,7 @@ class Engine:
                     replace(
                         step,
                         token_ids=step.token_ids[: index + 1],
+                        forced=step.forced[: index + 1],
                         num_final=step.num_final - num_dropped,
                         num_forced=step.num_forced - num_dropped,
                     ),
@@ -979,6 +987,7 @@ class Engine:
                     token_ids=tuple(token_ids),
                     text=text,
                     logprobs=sequence.take_logprobs(len(token_ids)),
+                    forced=sequence.last_forced(len(token_ids)),
                 )
             )
 
@@ -1048,12 +1057,15 @@ class Engine:
         else:
             token_ids, text = sequence.finish_output()
         logprobs = sequence.take_logprobs(len(token_ids))
+        forced = sequence.last_forced(len(token_ids))
         if cut_text:
             kept = self.tokenizer.encode(cut_text)
             token_ids += kept
             text += sequence.output.shown(cut_text)
-            if sequence.request.sampling.logprobs is not None:
+            if sequence.finds_logprobs or sequence.num_traced is not None:
                 logprobs += tuple(TokenLogprob(token_id, math.nan) for token_id in kept)
+            if forced:
+                forced += (False,) * len(kept)
         # Keys and values beyond a stop string belong to no text that anyone will continue.
         kept_tokens = sequence.num_prompt_tokens + sequence.num_released_tokens
         sequence.num_computed_tokens = min(sequence.num_computed_tokens, kept_tokens)
@@ -1081,6 +1093,7 @@ class Engine:
             stop_logprob=sequence.stop_logprob,
             usage=usage,
             error=error,
+            forced=forced,
             prompt=self._stretches(sequence, sequence.request.token_ids)
             if sequence.explains and sequence.admitted_at is not None
             else (),

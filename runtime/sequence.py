@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -238,6 +239,8 @@ class GenerationSequence(Sequence):
     output_counts: TokenCounts | None = None
     row: SamplingRow | None = None  # how its tokens are drawn; made at the first draw
     # By position. Of rows of logits, those are kept whose next token is not final or not there.
+    forced: bytearray = field(default_factory=bytearray)  # for each token of a constrained output
+    drawn: TokenLogprob | None = None  # that was handed to the constrained text, if traced
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     rows: dict[int, torch.Tensor] = field(default_factory=dict)
     ending: tuple[FinishReason, str | int | None] | None = None
@@ -260,6 +263,11 @@ class GenerationSequence(Sequence):
     @property
     def finds_logprobs(self) -> bool:
         return self.request.sampling.logprobs is not None
+
+    @property
+    def num_traced(self) -> int | None:
+        """How many likeliest tokens are told of each draw for a trace, if any are."""
+        return None if self.finds_logprobs else self.request.trace_top
 
     @property
     def keeps_rows(self) -> bool:
@@ -306,10 +314,15 @@ class GenerationSequence(Sequence):
         first = self.num_prompt_tokens + step.num_kept
         replaced = self.token_ids[first:]
         self.token_ids[first:] = step.token_ids
+        self.forced[step.num_kept :] = step.forced
         self.num_taken_back += len(replaced)
         self.num_final_tokens = step.num_final
         self.mask = step.mask
         self.guesses = step.guesses
+        drawn, self.drawn = self.drawn, None
+        # Where tokens were replaced it may stand elsewhere than it was drawn.
+        if drawn is not None and not replaced and step.token_ids[:1] == (drawn.token_id,):
+            self.logprobs[first] = drawn
         if replaced:
             self.num_computed_tokens = min(self.num_computed_tokens, first)
             self.tally.high_water = min(self.tally.high_water, first)
@@ -342,10 +355,33 @@ class GenerationSequence(Sequence):
 
     def take_logprobs(self, num_tokens: int) -> tuple[TokenLogprob, ...]:
         """Those of the `num_tokens` tokens that were released last; empty if none are wanted."""
-        if self.request.sampling.logprobs is None:
-            return ()
         end = self.num_prompt_tokens + self.num_released_tokens
-        return tuple(self.logprobs.pop(position) for position in range(end - num_tokens, end))
+        positions = range(end - num_tokens, end)
+        if self.finds_logprobs:
+            return tuple(map(self.logprobs.pop, positions))
+        if self.num_traced is None:
+            return ()
+        return tuple(map(self._traced_logprob, positions))
+
+    def _traced_logprob(self, position: int) -> TokenLogprob:
+        """That of a token as it was drawn, or none."""
+        if position in self.logprobs:
+            return self.logprobs.pop(position)
+        return TokenLogprob(self.token_ids[position], math.nan)
+
+    def last_forced(self, num_tokens: int) -> tuple[bool, ...]:
+        """Of the `num_tokens` tokens that were released last, whether each was forced; empty if
+        none was.
+        """
+        end = self.num_released_tokens
+        forced = self.forced[end - num_tokens : end]
+        return tuple(map(bool, forced)) if any(forced) else ()
+
+    def note_draw(self, drawn: TokenLogprob | None) -> None:
+        """Keep the log-probability of a drawn token for a trace, until it is known what became of
+        it.
+        """
+        self.drawn = drawn if self.num_traced is not None else None
 
     def logit_positions(self, start: int, end: int) -> list[int]:
         if self.request.sampling.max_tokens == 0:

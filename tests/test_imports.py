@@ -33,7 +33,7 @@ DECISIONS = (
 SERVER_LIBRARIES = ("fastapi", "starlette", "uvicorn")
 
 # Named only where a user asks for them, and reported as missing where they are.
-OPTIONAL = {"triton", "llguidance", "xgrammar", "openai", "anthropic", "litellm"}
+OPTIONAL = {"triton", "llguidance", "xgrammar", "openai", "anthropic", "litellm", "opentelemetry"}
 
 
 @dataclass(frozen=True)

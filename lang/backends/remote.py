@@ -168,6 +168,7 @@ class RemoteBackend(ABC, Generic[C]):
     Both clients that there are name their errors alike; those of `errors` are caught.
     """
 
+    explains_prompts: ClassVar[bool] = False
     package: ClassVar[str]
     errors: ClassVar[str]
     finish_reasons: ClassVar[Mapping[str, FinishReason]]  # by what the API calls them

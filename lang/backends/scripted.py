@@ -186,7 +186,7 @@ class Reply:
     The tokens are those of `text`, or of each of `pieces` encoded apart, or `token_ids`. After them
     comes the end-of-sequence token. `delay` seconds pass before the first token and `token_delay`
     before each. `error` is raised when the request starts, or, with `fails_after`, reported as an
-    event after that many tokens. `num_forced` of the tokens are counted as forced by a grammar.
+    event after that many tokens. The first `num_forced` tokens count as forced by a grammar.
     """
 
     text: str = ""
@@ -332,7 +332,13 @@ class ScriptedBackend:
             await asyncio.sleep(self._delay + reply.delay)
             if reply.error is not None and reply.fails_after is None:
                 raise reply.error
-            output = _Output(self._tokenizer, request, self._next_probabilities, self._max_context)
+            output = _Output(
+                self._tokenizer,
+                request,
+                self._next_probabilities,
+                self._max_context,
+                num_forced=reply.num_forced,
+            )
             tokens = self._tokens_of(reply, request)
             first_token_seconds = 0.0
             event: TokenEvent | None
@@ -355,7 +361,6 @@ class ScriptedBackend:
                     event = output.last(
                         event,
                         num_cached=num_cached,
-                        num_forced=min(reply.num_forced, output.num_tokens),
                         first_token_seconds=first_token_seconds,
                         total_seconds=time.monotonic() - started,
                     )
@@ -554,8 +559,12 @@ class _Output:
         request: Request,
         probabilities: Callable[[tuple[int, ...]], Mapping[int, float]],
         max_context: int,
+        *,
+        num_forced: int,
     ) -> None:
         self._tokenizer = tokenizer
+        self._num_forced = num_forced
+        self._num_reported = 0
         self._request = request
         self._sampling = request.sampling
         self._probabilities = probabilities
@@ -584,7 +593,8 @@ class _Output:
             logprobs = self._logprobs_of(token_id)
             self._produced.append(token_id)
             event = self._finish(FinishReason.STOP, token_id)
-            return replace(event, stop_logprob=logprobs[0] if logprobs else None)
+            is_asked = self._sampling.logprobs is not None
+            return replace(event, stop_logprob=logprobs[0] if is_asked else None)
         self._held_logprobs += self._logprobs_of(token_id)
         self._produced.append(token_id)
         self._held.append(token_id)
@@ -617,12 +627,12 @@ class _Output:
         event: TokenEvent,
         *,
         num_cached: int,
-        num_forced: int,
         first_token_seconds: float,
         total_seconds: float,
     ) -> TokenEvent:
         """The last event with the figures of the whole request."""
         num_prompt = len(self._request.token_ids)
+        num_forced = min(self._num_forced, self.num_tokens)
         usage = Usage(
             prompt_tokens=num_prompt,
             cached_tokens=num_cached,
@@ -647,11 +657,15 @@ class _Output:
         text = self._tokenizer.decode(ids)
         num_healed = min(self._num_healed, len(text))
         self._num_healed -= num_healed
+        places = range(self._num_reported, self._num_reported + len(ids))
+        forced = tuple(place < self._num_forced for place in places)
+        self._num_reported += len(ids)
         return TokenEvent(
             request_id=self._request.request_id,
             token_ids=ids,
             text=text[num_healed:],
             logprobs=logprobs,
+            forced=forced if any(forced) else (),
         )
 
     def _first_stop(self, text: str, num_new: int) -> tuple[int, str] | None:
@@ -709,18 +723,22 @@ class _Output:
                 rest = kept.encode()[len(kept.encode()) - remaining :]
                 again = self._tokenizer.encode(rest.decode()) if rest else []
                 self._held[count:] = again
-                wanted = self._sampling.logprobs is not None
                 self._held_logprobs[count:] = [
-                    TokenLogprob(token, math.nan) for token in again if wanted
+                    TokenLogprob(token, math.nan) for token in again if self._held_logprobs
                 ]
                 return
             remaining -= length
 
     def _logprobs_of(self, token_id: int) -> list[TokenLogprob]:
-        if self._sampling.logprobs is None:
-            return []
+        num_top = self._sampling.logprobs
+        if num_top is None:
+            num_top = self._request.trace_top
+            if num_top is None:
+                return []
+            if len(self._produced) < self._num_forced:  # it was not drawn
+                return [TokenLogprob(token_id, math.nan)]
         known = self._probabilities(self._request.token_ids + tuple(self._produced))
-        top = _likeliest(known, self._sampling.logprobs)
+        top = _likeliest(known, num_top)
         return [TokenLogprob(token_id, _log(known.get(token_id, 0.0)), top)]
 
 

@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from palmette.cli import chat, freeze, models, pull, run, serve
+from palmette.cli import chat, freeze, models, pull, run, serve, trace
 from palmette.errors import PalmetteError
 
 _DESCRIPTION = "Write, run and serve structured-generation programs."
 _EPILOG = "Set PALMETTE_DEBUG=1 to see where an error came from."
 
-_COMMANDS = (pull, models, run, chat, serve, freeze)
+_COMMANDS = (pull, models, run, chat, serve, freeze, trace)
 
 # As a shell reports a command that ended by that signal.
 _INTERRUPTED = 130

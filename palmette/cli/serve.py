@@ -52,6 +52,14 @@ def add_to(commands: Any) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after Ctrl-C (default: %(default)s)",
     )
+    parser.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="keep the last N requests in memory for GET /trace, which shows their prompts to "
+        "whoever may ask the server (default: %(default)s, none)",
+    )
     parser.add_argument("--access-log", action="store_true", help="print a line for each request")
     add_thaw_option(parser)
     add_engine_options(parser)
@@ -60,6 +68,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
+    from palmette.lang.tracing.requests import RequestTraces
     from palmette.runtime.server import serve
 
     serve(
@@ -72,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         grace=arguments.grace,
         access_log=arguments.access_log,
         thaw=arguments.thaw,
+        traces=RequestTraces(arguments.trace) if arguments.trace else None,
         **given_engine_options(arguments),
     )
     return 0

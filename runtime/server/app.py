@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from palmette.errors import InvalidRequest, PalmetteError
@@ -37,7 +37,7 @@ from palmette.runtime.server.schemas import (
     ScoreOptionsRequest,
     TokenizeRequest,
 )
-from palmette.runtime.server.service import Service, off_loop
+from palmette.runtime.server.service import RequestTraces, Service, off_loop
 from palmette.runtime.server.streaming import ClientGone, JsonAnswer, unless_gone
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -45,6 +45,11 @@ Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 # What may be asked without a key: whether the server lives.
 OPEN_PATHS = frozenset({"/health", "/ready"})
+
+# Of the page with the last requests, which is whole in itself.
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+)
 
 _LONG_BODY = 1 << 16  # bytes; longer ones are parsed on a thread
 
@@ -56,14 +61,16 @@ def create_app(
     api_key: str | None = None,
     cors_origins: Sequence[str] = (),
     limits: ServerLimits | None = None,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """The OpenAI API and our own over `backend`, which stays the caller's to close.
 
     With an `api_key`, every path but the health checks wants it as a bearer token. `cors_origins`
-    names the web pages that may call from a browser; by default none may.
+    names the web pages that may call from a browser; by default none may. `traces` keeps the last
+    requests, for ``/trace``.
     """
     service = Service(
-        backend=backend,
+        backend=backend if traces is None else traces.watching(backend),
         model_name=model_name or backend.model_name,
         limits=limits or ServerLimits(),
     )
@@ -74,7 +81,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    _Routes(service).add_to(app)
+    _Routes(service, backend, traces).add_to(app)
     app.add_exception_handler(HTTPException, _http_error)
     if api_key is not None:
         if not api_key:
@@ -93,9 +100,11 @@ def create_app(
 class _Routes:
     """The endpoints."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(
+        self, service: Service, backend: TokenBackend, traces: RequestTraces | None
+    ) -> None:
         self._service = service
-        backend = service.backend
+        self._traces = traces
         self._stats = StatsReader(backend) if isinstance(backend, HasStats) else None
         self._direct = DirectApi(service)
 
@@ -119,6 +128,8 @@ class _Routes:
             ("/backend/generate", post, self.backend_generate, Request),
             ("/backend/score", post, self.backend_score, ScoreRequest),
             ("/backend/programs", post, self.backend_programs, Announcements),
+            ("/trace", get, self.trace, None),
+            ("/trace.json", get, self.trace_json, None),
             ("/health", get, self.health, None),
             ("/ready", get, self.ready, None),
         ]
@@ -277,6 +288,20 @@ class _Routes:
         """News of programs, which is advice."""
         self._direct.programs(await self._read_data(http))
         return JsonAnswer({})
+    async def trace(self, http: HttpRequest) -> Response:
+        """The page that shows the last requests."""
+        page = await asyncio.to_thread(self._kept().html)
+        return HTMLResponse(page, headers={"content-security-policy": PAGE_POLICY})
+
+    async def trace_json(self, http: HttpRequest) -> Response:
+        """The last requests as a trace."""
+        told = await asyncio.to_thread(self._kept().to_json)
+        return Response(told, media_type="application/json")
+
+    def _kept(self) -> RequestTraces:
+        if self._traces is None:
+            raise ApiError(404, "no requests are kept: start the server with --trace N")
+        return self._traces
 
     async def health(self, http: HttpRequest) -> Response:
         """200 while the process answers."""

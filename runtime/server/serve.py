@@ -22,7 +22,7 @@ from palmette.protocol import TokenBackend
 from palmette.runtime.config import EngineOptions
 from palmette.runtime.server.app import create_app
 from palmette.runtime.server.limits import ServerLimits
-from palmette.runtime.server.service import Service
+from palmette.runtime.server.service import RequestTraces, Service
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -51,6 +51,7 @@ def serve(
     grace: float = DEFAULT_GRACE,
     access_log: bool = False,
     thaw: Sequence[str | Path] = (),
+    traces: RequestTraces | None = None,
     say: Say = say_aloud,
     **options: Unpack[EngineOptions],
 ) -> None:
@@ -59,8 +60,9 @@ def serve(
     The address is taken before the model is loaded, so that a port in use is known at once; who
     connects meanwhile waits. Port 0 takes a free one. `say` gets a line when loading begins and one
     when the server is ready. `thaw` names files with frozen prefixes, which are cached and pinned
-    before that. Raises InvalidRequest if the address cannot be had, ModelError if the model or a
-    frozen prefix cannot be loaded, CacheFull if there is no room for one.
+    before that. `traces` keeps the last requests, for ``/trace``. Raises InvalidRequest if the
+    address cannot be had, ModelError if the model or a frozen prefix cannot be loaded, CacheFull if
+    there is no room for one.
     """
     from palmette.runtime.async_engine import AsyncEngine
 
@@ -87,6 +89,7 @@ def serve(
                 limits=limits,
                 grace=grace,
                 access_log=access_log,
+                traces=traces,
                 say=say,
             )
 
@@ -101,6 +104,7 @@ def serve_backend(
     limits: ServerLimits | None = None,
     grace: float = DEFAULT_GRACE,
     access_log: bool = False,
+    traces: RequestTraces | None = None,
     say: Say = say_aloud,
 ) -> None:
     """Answer requests from a bound socket until SIGINT or SIGTERM.
@@ -115,6 +119,7 @@ def serve_backend(
         api_key=api_key,
         cors_origins=cors_origins,
         limits=limits,
+        traces=traces,
     )
     config = uvicorn.Config(
         app,

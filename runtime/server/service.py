@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from palmette.errors import InvalidRequest, PromptTooLong
 from palmette.protocol import Message, Piece, TokenBackend
@@ -19,6 +19,22 @@ T = TypeVar("T")
 
 # Below this many characters, encoding takes less than handing it to a thread and back.
 _INLINE_CHARACTERS = 2000
+
+
+class RequestTraces(Protocol):
+    """What keeps the last requests, so that one can look at them."""
+
+    def watching(self, backend: TokenBackend) -> TokenBackend:
+        """The backend, each of whose requests is kept."""
+        ...
+
+    def to_json(self) -> str:
+        """What is kept, as a trace."""
+        ...
+
+    def html(self) -> str:
+        """A page that shows it."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)

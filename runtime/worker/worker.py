@@ -257,4 +257,5 @@ def _new_row(sequence: GenerationSequence) -> SamplingRow:
         position=sequence.draw_position,
         prompt_counts=sequence.prompt_counts,
         output_counts=sequence.output_counts,
+        traced=sequence.num_traced,
     )

@@ -55,10 +55,12 @@ class Outcome:
         self.text = ""
         self.chunks: list[str] = []
         self.logprobs: list[float] = []
+        self.events: list[TokenEvent] = []
         self.last: TokenEvent | None = None
 
     def add(self, event: TokenEvent) -> None:
         assert self.last is None, "an event after the last"
+        self.events.append(event)
         self.token_ids += event.token_ids
         self.text += event.text
         self.chunks.append(event.text)
