@@ -120,7 +120,7 @@ def compare(name: str, work: Work, backend: TokenBackend, rounds: int) -> float:
 
 def scripted() -> pm.ScriptedBackend:
     """Some words each time, of which each token has likelier ones beside it."""
-    words = "a lamp that turns off by itself when one sleeps in the sun by day".split()
+    words = ["a", "lamp", "that", "turns", "off", "by", "itself", "when", "one", "sleeps", "sun"]
     tokenizer = pm.ByteTokenizer([f" {word}" for word in words])
     ids = [tokenizer.single_id(f" {word}") for word in words]
     rng = random.Random(1)
@@ -128,7 +128,7 @@ def scripted() -> pm.ScriptedBackend:
     def answer(prompt: str, request: Request) -> pm.Reply:
         return pm.Reply(token_ids=tuple(rng.choices(ids, k=16)), num_forced=4)
 
-    shares = {f" {word}": 1 / len(words) for word in words}
+    shares: dict[str | bytes | int, float] = {f" {word}": 1 / len(words) for word in words}
     return pm.ScriptedBackend(answer, tokenizer=tokenizer, probabilities={"": shares})
 
 

@@ -25,6 +25,7 @@ from palmette.protocol import Outlook, Usage
 if TYPE_CHECKING:
     from palmette.lang.operations import Operation, Span
     from palmette.lang.run import Run
+    from palmette.lang.tracing.recording import BranchRecord
 
 
 class Branch:
@@ -42,7 +43,8 @@ class Branch:
         self.run = run
         self.path = path
         self.parent = parent
-        self.record = run.record.new_branch(path, None if parent is None else parent.record)
+        above = None if parent is None else parent.record
+        self.record: BranchRecord = run.record.new_branch(path, above)
         self.transcript = Transcript(run.backend.tokenizer)
         self.slots: dict[str, Slot] = {}
         self.role: str | None = None  # as the program sees it, ahead of the transcript's

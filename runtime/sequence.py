@@ -357,10 +357,13 @@ class GenerationSequence(Sequence):
             return tuple(map(self.logprobs.pop, positions))
         if self.num_traced is None:
             return ()
-        return tuple(
-            self.logprobs.pop(position, None) or TokenLogprob(self.token_ids[position], math.nan)
-            for position in positions
-        )
+        return tuple(map(self._traced_logprob, positions))
+
+    def _traced_logprob(self, position: int) -> TokenLogprob:
+        """That of a token as it was drawn, or none."""
+        if position in self.logprobs:
+            return self.logprobs.pop(position)
+        return TokenLogprob(self.token_ids[position], math.nan)
 
     def last_forced(self, num_tokens: int) -> tuple[bool, ...]:
         """Of the `num_tokens` tokens that were released last, whether each was forced; empty if

@@ -8,6 +8,7 @@ from palmette.lang.tracing.model import Event, RunTrace
 from palmette.lang.tracing.recording import Status
 
 if TYPE_CHECKING:
+    from rich.text import Text
     from rich.tree import Tree
 
     from palmette.lang.tracing.trace import Trace
@@ -74,13 +75,13 @@ def _add_branch(tree: Tree, run: RunTrace, index: int, all_events: bool) -> None
                 stack.append((own.add(_title(f"branch {path}", run.branches[child].status)), child))
 
 
-def _title(name: str, status: Status) -> object:
+def _title(name: str, status: Status) -> Text:
     from rich.text import Text
 
     return Text.assemble((name, "bold"), " ", (status.value, _STYLES[status]))
 
 
-def _line(event: Event) -> object:
+def _line(event: Event) -> Text:
     from rich.text import Text
 
     line = Text.assemble((_plain(event.name), "bold"), " ")

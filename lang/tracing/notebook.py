@@ -19,8 +19,10 @@ def trace_html(trace: Trace) -> str:
     summary = f"<p><b>Trace</b>: {_escaped(trace.summary())}</p>"
     page = trace.html()
     if len(page) > _MAX_INLINE:
-        return f"{summary}<p>It is too long to be shown here: save it, and open it with "
-        "<code>palmette trace view</code>.</p>"
+        return (
+            f"{summary}<p>It is too long to be shown here: save it, and open it with "
+            "<code>palmette trace view</code>.</p>"
+        )
     return (
         f'{summary}<iframe sandbox="allow-scripts" srcdoc="{_escaped(page)}" '
         'style="width:100%;height:640px;border:1px solid #ccc"></iframe>'

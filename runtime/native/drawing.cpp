@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 namespace palmette {
@@ -62,11 +63,23 @@ int64_t target_of(int64_t total, double uniform) {
     return std::min(static_cast<int64_t>(uniform * static_cast<double>(total)), total - 1);
 }
 
+// What the k-th of n tokens in order has at least: as much as the largest of k blocks.
+float bound_of(const Peaks& peaks, int64_t n, int64_t k) {
+    const int64_t count = num_blocks(n);
+    if (k < 1 || k > count) return -kInfinity;
+    std::vector<float>& near = scratch().near;
+    near.assign(peaks.blocks, peaks.blocks + count);
+    std::nth_element(near.begin(), near.begin() + (k - 1), near.end(), std::greater<float>());
+    return near[static_cast<std::size_t>(k - 1)];
+}
+
 // The k first of n tokens in order, as a heap with the last of them at its front.
 void first_in_order(const Peaks& peaks, int64_t n, int64_t k, std::vector<Candidate>& heap) {
     heap.clear();
     float least = -kInfinity;
+    const float bound = bound_of(peaks, n, k);
     each_block(n, [&](int64_t block, int64_t first, int64_t count) {
+        if (peaks.blocks[block] < bound) return;
         const float* const logits = peaks.places[block];
         int64_t i = 0;
         for (; i < count && static_cast<int64_t>(heap.size()) < k; ++i) {
@@ -131,12 +144,12 @@ Drawer::Drawer(const Kernels& kernels, int num_threads, int64_t vocab_size)
       vocab_size_(vocab_size),
       bits_(bits_of(vocab_size)) {}
 
-void Drawer::draw(const Row* rows, int64_t count, Drawn* out) {
+void Drawer::draw(const Row* rows, int64_t count, double floor, Drawn* out) {
     if (count <= kFewRows) {
-        for (int64_t i = 0; i < count; ++i) out[i] = draw_one(rows[i]);
+        for (int64_t i = 0; i < count; ++i) out[i] = draw_one(rows[i], floor);
         return;
     }
-    pool_.each(count, [&](int64_t i) { out[i] = draw_one(rows[i]); });
+    pool_.each(count, [&](int64_t i) { out[i] = draw_one(rows[i], floor); });
 }
 
 void Drawer::describe(const Question* rows, int64_t count, double floor, Answer* out) {
@@ -147,18 +160,57 @@ void Drawer::describe(const Question* rows, int64_t count, double floor, Answer*
     pool_.each(count, [&](int64_t i) { out[i] = describe_one(rows[i], floor); });
 }
 
-Drawn Drawer::draw_one(const Row& row) const {
+Drawn Drawer::draw_one(const Row& row, double floor) const {
     const Peaks peaks = peaks_of(row);
-    if (!std::isfinite(peaks.all)) return {0, peaks.all};
+    if (!std::isfinite(peaks.all)) return {0, peaks.all, {}};
+    Drawn drawn = drawn_from(row, peaks);
+    if (row.num_top < 0) return drawn;
+    if (!row.mask && !row.num_suppressed) {
+        drawn.told = told_of(row, peaks, drawn.token_id, floor);
+        return drawn;
+    }
+    Row all{};
+    all.logits = row.logits;
+    all.num_top = row.num_top;
+    drawn.told = told_of(all, peaks_of(all), drawn.token_id, floor);
+    return drawn;
+}
+
+Drawn Drawer::drawn_from(const Row& row, const Peaks& peaks) const {
     if (row.temperature == 0) {
         int64_t block = 0, place = 0;
         while (peaks.blocks[block] != peaks.all) ++block;
         while (peaks.places[block][place] != peaks.all) ++place;
-        return {block * kBlock + place, peaks.all};
+        return {block * kBlock + place, peaks.all, {}};
     }
     const bool takes_all =
         row.top_p >= 1 && row.min_p <= 0 && (row.top_k <= 0 || row.top_k >= vocab_size_);
-    return {takes_all ? drawn_from_all(row, peaks) : drawn_from_some(row, peaks), peaks.all};
+    return {takes_all ? drawn_from_all(row, peaks) : drawn_from_some(row, peaks), peaks.all, {}};
+}
+
+// The sums of blocks are in single precision, that of all in double.
+Answer Drawer::told_of(const Row& row, const Peaks& peaks, int64_t token_id, double floor) const {
+    Answer answer;
+    answer.is_distribution = std::isfinite(peaks.all);
+    if (!answer.is_distribution) return answer;
+    double total = 0;
+    each_block(vocab_size_, [&](int64_t block, int64_t, int64_t count) {
+        if (peaks.blocks[block] - peaks.all > kFar) {
+            total += kernels_.total(peaks.places[block], count, peaks.all);
+        }
+    });
+    const double norm = std::log(total);
+    const auto logprob = [&](float logit) {
+        return std::min(0.0, std::max(floor, static_cast<double>(logit) - peaks.all - norm));
+    };
+    answer.logprobs.push_back(logprob(row.logits[token_id]));
+    if (row.num_top > 0) {
+        std::vector<Candidate>& top = scratch().order;
+        first_in_order(peaks, vocab_size_, row.num_top, top);
+        std::sort_heap(top.begin(), top.end(), is_before);
+        for (const Candidate& each : top) answer.top.emplace_back(each.id, logprob(each.logit));
+    }
+    return answer;
 }
 
 // The weights of a row add up to the same in any order, as do those that are drawn from.

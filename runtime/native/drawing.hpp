@@ -21,11 +21,7 @@ struct Row {
     double top_p, min_p;
     int64_t top_k;  // 0 or at least the vocabulary: all
     double uniform;
-};
-
-struct Drawn {
-    int64_t token_id;
-    float peak;  // the largest logit that is allowed; if it is not finite nothing was drawn
+    int64_t num_top;  // of the likeliest are told with the drawn token; below 0: nothing
 };
 
 // Whose log-probabilities are wanted of a row, besides those of its `num_top` likeliest tokens.
@@ -39,6 +35,12 @@ struct Answer {
     bool is_distribution = false;  // else the logits are not numbers, and nothing is known
     std::vector<double> logprobs;  // of the targets
     std::vector<std::pair<int64_t, double>> top;  // best first, of equals the lower id first
+};
+
+struct Drawn {
+    int64_t token_id;
+    float peak;   // the largest logit that is allowed; if it is not finite nothing was drawn
+    Answer told;  // of the logits as they are, in single precision, if it is wanted
 };
 
 // The logits that a row draws from, in blocks, and the largest of each.
@@ -56,12 +58,15 @@ public:
 
     int64_t vocab_size() const { return vocab_size_; }
 
-    void draw(const Row* rows, int64_t count, Drawn* out);
+    // `floor` for the log-probability of what is less likely.
+    void draw(const Row* rows, int64_t count, double floor, Drawn* out);
     // Log-softmax of the logits as they are; `floor` for what is less likely.
     void describe(const Question* rows, int64_t count, double floor, Answer* out);
 
 private:
-    Drawn draw_one(const Row& row) const;
+    Drawn draw_one(const Row& row, double floor) const;
+    Drawn drawn_from(const Row& row, const Peaks& peaks) const;
+    Answer told_of(const Row& row, const Peaks& peaks, int64_t token_id, double floor) const;
     Answer describe_one(const Question& row, double floor) const;
     Peaks peaks_of(const Row& row) const;
     int64_t drawn_from_all(const Row& row, const Peaks& peaks) const;

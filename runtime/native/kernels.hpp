@@ -187,6 +187,9 @@ struct Kernels {
     // out[i] = exp((x[i] - peak) / temperature) * 2^bits, to the nearest integer, ties to even.
     void (*weigh)(const float* x, int64_t n, float peak, double temperature, int bits,
                   int64_t* out);
+    // The sum of exp(x[i] - peak) of at most some hundred numbers, none above `peak`, in single
+    // precision.
+    float (*total)(const float* x, int64_t n, float peak);
 };
 
 extern const Kernels kernels_of_base, kernels_of_avx2, kernels_of_avx512, kernels_of_avx512_vnni,

@@ -764,6 +764,18 @@ inline double exp_of(double x) {
     return p * power;
 }
 
+float total_of_tokens(const float* x, int64_t n, float peak) {
+    Floats sums = all(0.0f);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) sums += exp(load<Floats>(x + i) - all(peak));
+    if (i < n) {
+        float rest[kLanes];
+        for (int j = 0; j < kLanes; ++j) rest[j] = i + j < n ? x[i + j] - peak : -INFINITY;
+        sums += exp(load<Floats>(rest));
+    }
+    return sum(sums);
+}
+
 void weigh_tokens(const float* x, int64_t n, float peak, double temperature, int bits,
                   int64_t* out) {
     constexpr double kRounding = 6755399441055744.0;
@@ -807,6 +819,7 @@ const Kernels PALMETTE_TABLE = {
     allow,
     peak,
     weigh_tokens,
+    total_of_tokens,
 };
 #endif
 

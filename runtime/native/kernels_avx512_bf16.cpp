@@ -595,6 +595,7 @@ const Kernels kernels_of_avx512_bf16 = {
     allow,
     peak,
     weigh_tokens,
+    total_of_tokens,
 };
 
 }  // namespace palmette

@@ -94,6 +94,7 @@ const Kernels kernels_of_avx512_vnni = {
     allow,
     peak,
     weigh_tokens,
+    total_of_tokens,
 };
 
 }  // namespace palmette

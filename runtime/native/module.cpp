@@ -195,9 +195,11 @@ void forward(Llama& self, int64_t num_rows, int64_t num_sequences, int64_t num_l
         at<float>(logits));
 }
 
-// The tokens of rows, and their peaks. A row is (mask or None, suppressed ids, temperature, top_p,
-// min_p, top_k, uniform).
-py::tuple draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told) {
+// The tokens of rows, their peaks, and what is told of them: None, or the log-probability of the
+// token with those of the likeliest ones. A row is (mask or None, suppressed ids, temperature, top_p,
+// min_p, top_k, uniform, how many likeliest tokens are told or -1).
+py::tuple draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list& told,
+               double floor) {
     const std::size_t count = told.size();
     std::vector<Row> rows(count);
     std::vector<Drawn> drawn(count);
@@ -224,18 +226,25 @@ py::tuple draw(Drawer& self, std::uintptr_t logits, int64_t step, const py::list
                    row[3].cast<double>(),
                    row[4].cast<double>(),
                    row[5].cast<int64_t>(),
-                   row[6].cast<double>()};
+                   row[6].cast<double>(),
+                   std::min(row[7].cast<int64_t>(), self.vocab_size())};
     }
     {
         const py::gil_scoped_release release;
-        self.draw(rows.data(), static_cast<int64_t>(count), drawn.data());
+        self.draw(rows.data(), static_cast<int64_t>(count), floor, drawn.data());
     }
-    py::list token_ids(count), peaks(count);
+    py::list token_ids(count), peaks(count), answers(count);
     for (std::size_t i = 0; i < count; ++i) {
         token_ids[i] = drawn[i].token_id;
         peaks[i] = drawn[i].peak;
+        const Answer& each = drawn[i].told;
+        if (each.is_distribution) {
+            answers[i] = py::make_tuple(each.logprobs[0], each.top);
+        } else {
+            answers[i] = py::none();
+        }
     }
-    return py::make_tuple(token_ids, peaks);
+    return py::make_tuple(token_ids, peaks, answers);
 }
 
 // For each row the log-probabilities of its targets, and the id and log-probability of each of its

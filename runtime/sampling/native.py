@@ -14,6 +14,9 @@ from palmette.runtime.sampling.logprobs import LOGPROB_FLOOR, Described
 from palmette.runtime.sampling.randomness import uniform
 from palmette.runtime.sampling.rows import SamplingRow
 
+Traced = tuple[float, list[tuple[int, float]]]
+"""The log-probability of a drawn token; the likeliest tokens in its place, with theirs."""
+
 
 class NativeSampling:
     """Works on logits in float32 on a CPU, where the extension is. One caller at a time."""
@@ -34,13 +37,19 @@ class NativeSampling:
         )
 
     def draw(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow]
-    ) -> tuple[list[int], list[float]]:
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], *, is_shifted: bool = False
+    ) -> tuple[list[int], list[float], list[Traced | None]]:
         """A token for each row of `logits` [R, V], masks and suppressed tokens heeded, and the
         row's largest logit that is allowed; none is drawn if that is not finite.
+
+        Of rows that are traced also log-probabilities, in passing: within 1e-5 of the exact ones.
+        None of them if `is_shifted`, since then these are not the model's own logits.
         """
-        drawn: tuple[list[int], list[float]] = self._drawer_for(rows).draw(
-            logits.data_ptr(), logits.stride(0), [_told(row) for row in rows]
+        drawn: tuple[list[int], list[float], list[Traced | None]] = self._drawer_for(rows).draw(
+            logits.data_ptr(),
+            logits.stride(0),
+            [(*_told(row), -1 if is_shifted or row.traced is None else row.traced) for row in rows],
+            LOGPROB_FLOOR,
         )
         return drawn
 

@@ -22,7 +22,9 @@ class SamplingRow:
     `position` is the absolute index, in its sequence, of the token to be drawn; it keys the random
     number together with `seed` (in [0, 2**64)) and `path`. The counts are read only where
     `needs_counts(params)`; the sampler never changes them. `mask` is True where a token is
-    allowed, over all rows of the output layer. Tokens in `suppressed` are not drawn either.
+    allowed, over all rows of the output layer. Tokens in `suppressed` are not drawn either. With
+    `traced` the log-probability of the token is told for a trace, and so many likeliest ones, where
+    `params` do not ask for any.
 
     A sequence may keep its row: from draw to draw `position`, `mask` and `suppressed` change, and
     nothing else does.
@@ -36,19 +38,22 @@ class SamplingRow:
     output_counts: TokenCounts | None = None
     mask: npt.NDArray[np.bool_] | None = None
     suppressed: tuple[int, ...] = ()
+    traced: int | None = None
     is_greedy: bool = field(init=False)  # the likeliest token is taken
     is_shifted: bool = field(init=False)  # there is a bias or a penalty
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be at least 0 and below 2**64, got {self.seed}")
+        if self.params.logprobs is not None:
+            self.traced = None
         self.is_greedy = self.params.temperature < GREEDY_BELOW
         self.is_shifted = bool(self.params.logit_bias) or needs_counts(self.params)
 
 
 @dataclass(slots=True)  # one is made behind every forward pass, and a frozen one takes longer
 class SampledToken:
-    """A drawn token; its log-probability if the row's `params.logprobs` asks for it."""
+    """A drawn token; its log-probability if the row's `params.logprobs` or `traced` asks for it."""
 
     token_id: int
     logprob: TokenLogprob | None = None

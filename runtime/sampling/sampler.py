@@ -14,7 +14,7 @@ from palmette.protocol import SamplingParams, TokenLogprob
 from palmette.runtime.sampling.adjustments import adjusted, shifted
 from palmette.runtime.sampling.distribution import draw
 from palmette.runtime.sampling.logprobs import Described, describe
-from palmette.runtime.sampling.native import NativeSampling
+from palmette.runtime.sampling.native import NativeSampling, Traced
 from palmette.runtime.sampling.randomness import uniform
 from palmette.runtime.sampling.rows import SampledToken, SamplingRow, needs_counts
 
@@ -140,13 +140,18 @@ class Sampler:
     ) -> list[SampledToken | EngineError]:
         if not rows:
             return []
+        told: Sequence[Traced | None] = [None] * len(rows)
         if self._native.takes(logits):
-            token_ids, peaks = self._native.draw(shifted(logits, rows), rows)
+            drawn_from = shifted(logits, rows)
+            is_shifted = drawn_from is not logits
+            token_ids, peaks, told = self._native.draw(drawn_from, rows, is_shifted=is_shifted)
         else:
             token_ids, peaks = _draw(adjusted(logits, rows), rows)
         results: list[SampledToken | EngineError] = [
-            SampledToken(token_id) if math.isfinite(peak) else EngineError(_why(row, peak))
-            for token_id, peak, row in zip(token_ids, peaks, rows, strict=True)
+            SampledToken(token_id, None if known is None else _traced(token_id, known))
+            if math.isfinite(peak)
+            else EngineError(_why(row, peak))
+            for token_id, peak, row, known in zip(token_ids, peaks, rows, told, strict=True)
         ]
         self._add_logprobs(logits, rows, results)
         return results
@@ -158,9 +163,10 @@ class Sampler:
         results: list[SampledToken | EngineError],
     ) -> None:
         asked = [
-            (index, result.token_id, row.params.logprobs)
+            (index, result.token_id, num_top)
             for index, (row, result) in enumerate(zip(rows, results, strict=True))
-            if row.params.logprobs is not None and isinstance(result, SampledToken)
+            for num_top in [row.traced if row.params.logprobs is None else row.params.logprobs]
+            if num_top is not None and isinstance(result, SampledToken) and not result.logprob
         ]
         if not asked:
             return
@@ -173,6 +179,11 @@ class Sampler:
             results[index] = (
                 EngineError(_NOT_NUMBERS) if logprob is None else SampledToken(token_id, logprob)
             )
+
+
+def _traced(token_id: int, known: Traced) -> TokenLogprob:
+    logprob, top = known
+    return TokenLogprob(token_id, logprob, tuple(top))
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> tuple[list[int], list[float]]:

@@ -250,8 +250,6 @@ def _new_row(sequence: GenerationSequence) -> SamplingRow:
     params = sequence.request.sampling
     if sequence.keeps_rows:  # from which log-probabilities are found, once tokens are final
         params = replace(params, logprobs=None)
-    elif sequence.num_traced is not None:
-        params = replace(params, logprobs=sequence.num_traced)
     return SamplingRow(
         params=params,
         seed=sequence.seed,
@@ -259,4 +257,5 @@ def _new_row(sequence: GenerationSequence) -> SamplingRow:
         position=sequence.draw_position,
         prompt_counts=sequence.prompt_counts,
         output_counts=sequence.output_counts,
+        traced=sequence.num_traced,
     )

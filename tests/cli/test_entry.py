@@ -12,6 +12,7 @@ import pytest
 
 from palmette.cli import main
 from palmette.cli.options import HELP, add_engine_options, engine_options, size
+from palmette.lang.tracing.requests import RequestTraces
 from palmette.runtime.config import EngineConfig, EngineOptions
 
 COMMANDS = ("pull", "models", "run", "chat", "serve", "freeze")
@@ -192,7 +193,11 @@ def test_engine_options_that_are_not_given_are_left_to_the_engine(
         "grace": 5.0,
         "access_log": False,
         "thaw": [],
+        "traces": None,
     }
+    assert main(["serve", "m", "--trace", "5"]) == 0
+    assert isinstance(seen["traces"], RequestTraces)
+    assert main(["serve", "m", "--trace", "-1"]) == 1
 
 
 @pytest.mark.parametrize(

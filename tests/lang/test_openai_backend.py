@@ -85,6 +85,19 @@ def test_a_chat_program_runs_unchanged() -> None:
     assert state.meta("answer")["finish_reason"] == "stop"
 
 
+def test_a_traced_run_works_without_what_an_api_cannot_tell() -> None:
+    with live(ScriptedBackend("Paris")) as url, remote(url) as backend:
+        state = capital.run(country="France", backend=backend, trace=True)
+        (run,) = state.trace().runs
+    gen = next(event for event in run.branches[0].events if event.kind == "gen")
+    assert gen.tokens is not None
+    assert gen.prompt is not None
+    assert "".join(gen.tokens.texts) == gen.text == "Paris"
+    assert gen.tokens.logprobs is None
+    assert gen.prompt.stretches == ()
+    assert run.detailed
+
+
 def test_plain_text_goes_on_in_branches_and_streams() -> None:
     @pm.function
     def story(s: pm.State) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import palmette as pm
 from palmette import Reply, ScriptedBackend
 from palmette.errors import InvalidRequest
+from palmette.lang.tracing import notebook
 from palmette.lang.tracing.codec import write_record
 from palmette.lang.tracing.model import Event, Tokens
 from palmette.lang.tracing.recording import Status
@@ -155,6 +156,15 @@ def test_a_notebook_shows_the_page_in_a_frame_that_can_do_nothing(trace: pm.Trac
     assert '<iframe sandbox="allow-scripts" srcdoc="' in shown
     frame = shown.split('srcdoc="')[1].split('"')[0]
     assert unescape(frame) == trace.html()
+
+
+def test_a_notebook_is_told_of_a_page_that_is_too_long_for_it(
+    trace: pm.Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook, "_MAX_INLINE", 10)
+    shown = trace._repr_html_()
+    assert "<iframe" not in shown
+    assert shown.endswith("<code>palmette trace view</code>.</p>")
 
 
 def test_a_notebook_shows_a_state_with_what_was_generated_marked_and_all_escaped() -> None:

@@ -274,8 +274,9 @@ def test_async_programs_and_first_k_are_traced() -> None:
 
 
 def test_a_batch_lies_on_one_time_axis_in_order_and_errors_are_passed_over() -> None:
+    failed: list[Any] = [ValueError("no state")]
     states = answer.run_batch([{}, {}, {}], backend=ScriptedBackend("ok"))
-    trace = pm.Trace.of([states[0], ValueError("no state"), *states])
+    trace = pm.Trace.of([states[0], *failed, *states])
     assert len(trace.runs) == 3  # each once
     assert min(run.start for run in trace.runs) == 0
     assert trace.duration == max(run.end or 0 for run in trace.runs)

@@ -77,7 +77,10 @@ def test_without_a_constraint_each_token_has_its_log_probability_and_none_is_for
     )
     (exact,) = run(tiny_engine(), replace(request, sampling=replace(request.sampling, logprobs=5)))
     (told,) = run(tiny_engine(), replace(request, trace_top=5))
-    assert logprobs(told) == logprobs(exact)
+    for mine, theirs in zip(logprobs(told), logprobs(exact), strict=True):
+        assert mine.token_id == theirs.token_id
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+        assert [token_id for token_id, _ in mine.top] == [token_id for token_id, _ in theirs.top]
     assert told.end.stop_logprob is None
     assert not any(forced(told))
 

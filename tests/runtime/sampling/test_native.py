@@ -233,3 +233,51 @@ def test_the_extension_reads_nothing_outside_the_vocabulary(token_id: int) -> No
     assert drawer.describe(logits.data_ptr(), 5, [[3]], [9], -1.0) == [
         ([-1.0], [(0, -1.0), (1, -1.0), (2, -1.0), (3, -1.0)])
     ]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_told_of_a_draw_for_a_trace_is_what_exact_log_probabilities_are(
+    kind: str, size: tuple[int, int]
+) -> None:
+    vocab_size, vocab_rows = size
+    sampler = Sampler(vocab_size=vocab_size, vocab_rows=vocab_rows)
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = logits_of(kind, vocab_rows, generator)
+    mask = torch.rand(vocab_rows, generator=generator).numpy() > 0.5
+    for changes in ({}, {"mask": mask}, {"suppressed": (0, 3)}):
+        rows = [
+            SamplingRow(params=params, seed=1, position=index, traced=5, **changes)
+            for index, params in enumerate(PARAMS)
+        ]
+        asked = [
+            SamplingRow(params=replace(row.params, logprobs=5), seed=1, position=row.position)
+            for row in rows
+        ]
+        for row in asked:
+            row.mask, row.suppressed = changes.get("mask"), changes.get("suppressed", ())
+        for told, exact in zip(
+            sampler.sample(logits, rows), sampler.sample(logits, asked), strict=True
+        ):
+            if isinstance(exact, EngineError):
+                assert isinstance(told, EngineError)
+                continue
+            assert isinstance(told, SampledToken)
+            assert told.token_id == exact.token_id
+            assert told.logprob is not None
+            assert exact.logprob is not None
+            assert told.logprob.logprob == pytest.approx(exact.logprob.logprob, abs=1e-5)
+            assert [i for i, _ in told.logprob.top] == [i for i, _ in exact.logprob.top]
+            for (_, mine), (_, theirs) in zip(told.logprob.top, exact.logprob.top, strict=True):
+                assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_of_a_row_with_a_bias_a_trace_is_told_of_the_models_own_logits() -> None:
+    sampler = Sampler(vocab_size=61, vocab_rows=64)
+    logits = torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
+    params = SamplingParams(temperature=0, logit_bias=((7, 50.0),))
+    row = SamplingRow(params=params, seed=1, position=0, traced=3)
+    (told,) = sampler.sample(logits, [row])
+    (exact,) = sampler.describe(logits, [7], [3])
+    assert isinstance(told, SampledToken)
+    assert told.logprob == exact
