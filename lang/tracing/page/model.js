@@ -94,13 +94,6 @@ class Branch {
   get label() {
     return this.path.length ? this.path.join(".") : "root";
   }
-
-  /** The branch and all below it, parents first. No recursion: a chain of forks may be long. */
-  get subtree() {
-    const found = [this];
-    for (let i = 0; i < found.length; i++) found.push(...found[i].children);
-    return found;
-  }
 }
 
 class Run {
@@ -285,13 +278,6 @@ function readPrefixes(data) {
     omitted: count(record(data).omitted_nodes),
     depth: nodes.reduce((deepest, node) => Math.max(deepest, node.start + node.length), 0),
   };
-}
-
-/** A node's whole prefix as text, the root's first; as much as is recorded. */
-function prefixText(node) {
-  const parts = [];
-  for (let each = node; each; each = each.parent) parts.push(each.text + (each.isCut ? "…" : ""));
-  return parts.reverse().join("");
 }
 
 /** Columns of tokens as rows: id, text, logprob, whether forced, the likeliest others. */
