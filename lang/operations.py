@@ -500,7 +500,10 @@ class Choose(Operation):
                 "it needs log-probabilities of every option, which a chat API does not give",
                 param="choices_method",
             )
+        record = self.record
+        assert isinstance(record, AskRecord)
         prompt_ids = await _off_loop(transcript.num_pending_chars, transcript.commit)
+        branch.record.prompt_of(record, prompt_ids)
         choice = await backend.choose(
             ChoiceRequest(
                 request_id=branch.run.next_request_id(branch),
@@ -512,9 +515,12 @@ class Choose(Operation):
             )
         )
         branch.add_usage(choice.usage)
+        record.add_usage(choice.usage)
+        record.main_usage = choice.usage
         option = select.choices[choice.index]
         encoded = [tuple(branch.run.backend.tokenizer.encode(each)) for each in select.choices]
         transcript.choose(prompt_ids + encoded[choice.index], option)
+        branch.record.output_of(record, encoded[choice.index])
         branch.add_text(option, self.slot)
         known = choice.probabilities
         meta = {
@@ -524,6 +530,7 @@ class Choose(Operation):
             "finish_reason": FinishReason.STOP.value,
             **usage_figures(choice.usage),
         }
+        record.options = meta
         branch.set_slot(self.slot, meta)
 
     async def _pick(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar, cast
 
 from palmette.protocol import (
     ChatTemplate,
     Heals,
+    Outlook,
+    ProgramListener,
     SamplingParams,
     ScoreRequest,
     ScoreResult,
@@ -45,7 +48,8 @@ class Wrapping(Generic[B]):
 
     @property
     def heals(self) -> bool:
-        return isinstance(self._backend, Heals) and self._backend.heals
+        backend: TokenBackend = self._backend
+        return isinstance(backend, Heals) and backend.heals
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         return await self._backend.score(request)
@@ -55,3 +59,13 @@ class Wrapping(Generic[B]):
 
     def close(self) -> None:
         self._backend.close()
+
+
+class Listening(Wrapping[B]):
+    """For a backend that is a `ProgramListener`."""
+
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        cast(ProgramListener, self._backend).announce(outlook, ended)
+
+    def end_program(self, program_id: str) -> None:
+        cast(ProgramListener, self._backend).end_program(program_id)

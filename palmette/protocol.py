@@ -444,9 +444,9 @@ class TokenEvent:
     to be the start of a stop string, or half a character, is held back together with its tokens.
     `logprobs` has one entry for each of `token_ids` if asked for. Where a stop string cuts a token
     in two, the part that stays is encoded again; such ids have a log-probability of NaN.
-    `stop_reason` is the stop string or stop token that ended it, and `stop_logprob` the
-    log-probability of such a token, which is none of `token_ids`. `prompt` explains the prompt, on
-    the last event and if asked for. `forced` says of each of `token_ids` whether a constraint forced
+    `stop_reason` is the stop string or stop token that ended it, and `stop_logprob` the log-
+    probability of such a token, which is none of `token_ids`. `prompt` explains the prompt, on the
+    last event and if asked for. `forced` says of each of `token_ids` whether a constraint forced
     it; it is empty if none of them was.
     """
 

@@ -311,8 +311,11 @@ class ConstrainedText:
         matcher = walk.matcher
         num_left = limit - walk.num_tokens
         is_finished = matcher.is_finished
+        forced = walk.forced_from(advance.num_kept)
         if walk.is_free:
-            return Step(*advance, walk.num_final, walk.num_forced, False, None, is_free=True)
+            return Step(
+                *advance, forced, walk.num_final, walk.num_forced, False, None, is_free=True
+            )
         # A text that can only be empty is ended by drawing that.
         if num_left > 0 and not (is_finished and walk.num_tokens):
             mask = np.zeros(self._num_rows, np.bool_)
@@ -324,7 +327,6 @@ class ConstrainedText:
             guesses = self._guesses.ahead(
                 cast(Matcher, matcher), min(num_left - 1, _MAX_GUESSED), first=walk.held_back
             )
-        forced = walk.forced_from(advance.num_kept)
         return Step(*advance, forced, walk.num_final, walk.num_forced, is_finished, mask, guesses)
 
     @contextmanager

@@ -18,9 +18,8 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, cast
 
-from palmette.lang.wrapping import Wrapping
+from palmette.lang.wrapping import Listening, Wrapping
 from palmette.protocol import (
-    Outlook,
     ProgramListener,
     Repeatable,
     Request,
@@ -190,14 +189,8 @@ class SharingBackend(Wrapping[TokenBackend]):
             del self._answers[key]
 
 
-class _ListeningSharing(SharingBackend):
+class _ListeningSharing(SharingBackend, Listening[TokenBackend]):
     """For a backend that listens to programs."""
-
-    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
-        cast(ProgramListener, self._backend).announce(outlook, ended)
-
-    def end_program(self, program_id: str) -> None:
-        cast(ProgramListener, self._backend).end_program(program_id)
 
 
 class _Answer:

@@ -39,7 +39,7 @@ _VALUE = one_of(sequence(one_of(_SCALAR, sequence(_SCALAR)), 1000), _SCALAR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Tokens: prompt = cached + prefilled, completion = decoded + forced."""
+    """Tokens: prompt = cached + prefilled, completion = decoded + forced + shared."""
 
     prompt_tokens: int = coded(_COUNT)
     cached_tokens: int = coded(_COUNT)
@@ -47,6 +47,7 @@ class Counts:
     completion_tokens: int = coded(_COUNT)
     decoded_tokens: int = coded(_COUNT)
     forced_tokens: int = coded(_COUNT)
+    shared_tokens: int = coded(_COUNT, default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One of the options of a select; minus infinity is None."""
+    """One of the options of a select; minus infinity is None, and what a chat API does not tell."""
 
     text: str = coded(_LONG)
-    probability: float = coded(number(0, 1.000001))
+    probability: float | None = coded(nullable(number(0, 1.000001)))
     log_likelihood: float | None = coded(nullable(number()))
     score: float | None = coded(nullable(number()))
     tokens: Tokens | None = coded(record(Tokens), default=None)

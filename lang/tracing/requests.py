@@ -12,16 +12,15 @@ from palmette.errors import InvalidRequest
 from palmette.lang.tracing.recording import NUM_TOP, AskRecord, RunRecord
 from palmette.lang.tracing.taking import trace_of
 from palmette.lang.tracing.trace import Trace
+from palmette.lang.wrapping import Listening, Wrapping
 from palmette.protocol import (
-    ChatTemplate,
     FinishReason,
+    ProgramListener,
     Request,
-    SamplingParams,
     ScoreRequest,
     ScoreResult,
     TokenBackend,
     TokenEvent,
-    Tokenizer,
     Usage,
 )
 
@@ -63,7 +62,8 @@ class RequestTraces:
 
     def watching(self, backend: TokenBackend) -> TokenBackend:
         """The backend, each of whose requests is kept from now on."""
-        return _Watched(backend, self)
+        listens = isinstance(backend, ProgramListener)
+        return (_ListeningWatched if listens else _Watched)(backend, self)
 
     def trace(self) -> Trace:
         """What is kept, the oldest first."""
@@ -112,38 +112,12 @@ class RequestTraces:
             num_bytes -= self._kept.popleft().num_bytes
 
 
-class _Watched:
+class _Watched(Wrapping[TokenBackend]):
     """A backend whose requests are kept; to who asks, they are as without."""
 
     def __init__(self, backend: TokenBackend, traces: RequestTraces) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._traces = traces
-
-    @property
-    def model_name(self) -> str:
-        return self._backend.model_name
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._backend.tokenizer
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._backend.chat_template
-
-    @property
-    def default_sampling(self) -> SamplingParams:
-        return self._backend.default_sampling
-
-    @property
-    def max_context(self) -> int:
-        return self._backend.max_context
-
-    def flush_cache(self) -> None:
-        self._backend.flush_cache()
-
-    def close(self) -> None:
-        self._backend.close()
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         kept = self._traces.begin("gen", request, self._backend)
@@ -197,3 +171,7 @@ class _Watched:
         if not has_logprobs and event.logprobs:
             event = replace(event, logprobs=())
         return replace(event, prompt=()) if event.prompt and not request.explain else event
+
+
+class _ListeningWatched(_Watched, Listening[TokenBackend]):
+    """For a backend that listens to programs."""

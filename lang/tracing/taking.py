@@ -279,6 +279,7 @@ def _counts(usage: Usage) -> Counts:
         completion_tokens=usage.completion_tokens,
         decoded_tokens=usage.decoded_tokens,
         forced_tokens=usage.forced_tokens,
+        shared_tokens=usage.shared_tokens,
     )
 
 
@@ -404,33 +405,34 @@ def _choice(record: AskRecord, text: str, backend: _Backend) -> dict[str, Any]:
     if meta is None:
         return {}
     options = []
-    for option, probability in meta["probabilities"].items():
-        ids = meta["token_ids"][option]
+    probabilities = meta["probabilities"] or {}  # a chat API may tell none, and nothing of tokens
+    for option, ids in meta["token_ids"].items():
         tokens = None
-        if ids:
+        logprobs = meta.get("token_logprobs", {}).get(option)
+        if ids and logprobs is not None:
             tokens = Tokens(
                 ids=tuple(ids),
                 texts=backend.texts(ids),
-                logprobs=tuple(_finite(value) for value in meta["token_logprobs"][option]),
+                logprobs=tuple(_finite(value) for value in logprobs),
             )
         options.append(
             Option(
                 text=option[:MAX_TEXT],
-                probability=probability,
-                log_likelihood=_number(meta["log_likelihoods"][option]),
-                score=_number(meta["scores"][option]),
+                probability=probabilities.get(option),
+                log_likelihood=_number(meta.get("log_likelihoods", {}).get(option)),
+                score=_number(meta.get("scores", {}).get(option)),
                 tokens=tokens,
             )
         )
     return {
         "method": meta["method"],
         "options": tuple(options),
-        "chosen": list(meta["probabilities"]).index(text),
+        "chosen": list(meta["token_ids"]).index(text),
     }
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _kind_of(backend: TokenBackend) -> str:

@@ -288,6 +288,7 @@ class _Routes:
         """News of programs, which is advice."""
         self._direct.programs(await self._read_data(http))
         return JsonAnswer({})
+
     async def trace(self, http: HttpRequest) -> Response:
         """The page that shows the last requests."""
         page = await asyncio.to_thread(self._kept().html)

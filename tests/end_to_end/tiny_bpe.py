@@ -17,7 +17,7 @@ from palmette.runtime.config import EngineConfig, EngineOptions
 from palmette.runtime.engine import Engine
 from palmette.runtime.testing import tiny_model, tiny_twin
 from palmette.runtime.tokenization import LoadedTokenizer
-from palmette.runtime.tokenization.source import ChatTemplateSource
+from palmette.runtime.tokenization.tokenizer import ChatTemplateSource
 from tests.runtime.tokenization.tiny import byte_level, loaded
 
 # Each is one token; its beginnings are too.
