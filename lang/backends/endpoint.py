@@ -126,6 +126,16 @@ class Endpoint:
     def max_context(self) -> int:
         return self._server.max_context
 
+    @property
+    def explains_prompts(self) -> bool:
+        """Whether the server says what it has cached, and how likely tokens were."""
+        return self._server.explains_prompts
+
+    @property
+    def heals(self) -> bool:
+        """Whether the server takes `Request.healed`."""
+        return self._server.heals
+
     def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
         """The events of a request. Closing the iterator early closes the connection, and so aborts
         it there.

@@ -45,18 +45,21 @@ class PalmetteServer(Server):
     """Asked through ``/backend``. News of programs go there too, if it schedules whole programs."""
 
     kind = "palmette"
+    explains_prompts = True
 
     def __init__(self, http: HttpServer, info: Mapping[str, Any]) -> None:
         try:
             sampling = from_data(SamplingParams, info["default_sampling"])
             name, max_context = info["model_name"], info["max_context"]
             self._digest, listens = info["tokenizer"], info["listens"]
+            self.heals = info["heals"]
             if not (
                 isinstance(name, str)
                 and type(max_context) is int
                 and max_context > 0
                 and isinstance(self._digest, str | None)
                 and type(listens) is bool
+                and type(self.heals) is bool
             ):
                 raise Malformed("", "fields of other types")
         except (LookupError, Malformed, InvalidRequest) as error:

@@ -27,6 +27,8 @@ class Server(ABC):
 
     kind: ClassVar[str]
     listener: ProgramListener | None = None  # of a server that schedules whole programs
+    explains_prompts: bool = False
+    heals: bool = False
 
     def __init__(
         self,

@@ -123,10 +123,10 @@ class _Watched(Wrapping[TokenBackend]):
         kept = self._traces.begin("gen", request, self._backend)
         ask, (branch,) = kept.ask, kept.record.branches
         ask.sampling, ask.constraint = request.sampling, request.constraint
-        is_asked = request.sampling.logprobs is not None
+        is_asked = request.sampling.logprobs is not None or request.trace_top is not None
         error: BaseException | None = None
         try:
-            traced = replace(request, explain=True, trace_top=NUM_TOP)
+            traced = replace(request, explain=True, trace_top=request.trace_top or NUM_TOP)
             events = self._backend.generate(traced)
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:

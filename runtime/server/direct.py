@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from palmette.errors import UnsupportedFeature
 from palmette.protocol import (
     Constraint,
+    Heals,
     Outlook,
     ProgramListener,
     Request,
@@ -77,6 +78,7 @@ class DirectApi:
             "default_sampling": to_data(backend.default_sampling),
             "tokenizer": await self._tokenizer.digest(),
             "listens": self._programs is not None,
+            "heals": isinstance(backend, Heals) and backend.heals,
         }
 
     async def tokenizer(self) -> bytes:

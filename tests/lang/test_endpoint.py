@@ -158,7 +158,13 @@ def stopped(s: pm.State) -> None:
     s += pm.gen("e", max_tokens=8, repetition_penalty=1.3, presence_penalty=0.4, min_p=0.05, seed=2)
 
 
-PROGRAMS = [chat, forks, selects, constrained, reported, stopped]
+@pm.function
+def healed(s: pm.State) -> None:
+    s += "Visit http:" + pm.gen("a", boundary="heal", max_tokens=5, temperature=1, seed=1)
+    s += " an" + pm.gen("b", boundary="heal", regex="[a-z]{1,4}!", max_tokens=9, seed=2)
+
+
+PROGRAMS = [chat, forks, selects, constrained, reported, stopped, healed]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.func.__name__)
@@ -175,6 +181,18 @@ def test_a_program_comes_to_the_same_as_in_process(
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["usage"].prompt_tokens > 0
     wait_for(lambda: engine.stats().num_held_pages == 0)
+
+
+def test_a_trace_tells_the_same_as_in_process(engine: AsyncEngine, endpoint: pm.Endpoint) -> None:
+    told = []
+    for backend in (engine, endpoint):
+        engine.flush_cache()
+        [run] = chat.run(backend=backend, trace=True).trace().runs
+        gens = [event for event in run.branches[0].events if event.kind == "gen"]
+        reasons = [[(s.start, s.end, s.reason) for s in gen.prompt.stretches] for gen in gens]
+        told.append([(gen.tokens, why, gen.usage) for gen, why in zip(gens, reasons, strict=True)])
+    assert told[0] == told[1]
+    assert all(value is not None for value in told[0][0][0].logprobs)
 
 
 def test_a_batch_and_streams_come_to_the_same(engine: AsyncEngine, endpoint: pm.Endpoint) -> None:
@@ -478,6 +496,7 @@ INFO = {
     "default_sampling": {},
     "tokenizer": None,
     "listens": False,
+    "heals": False,
 }
 
 

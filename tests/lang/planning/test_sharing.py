@@ -10,7 +10,7 @@ import pytest
 
 import palmette as pm
 from palmette.errors import EngineError, PrimitiveFailed
-from palmette.lang.backends.scripted import Reply, ScriptedBackend
+from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
 from palmette.lang.planning.sharing import SharingBackend, sharing_on
 from palmette.protocol import Request, SamplingParams, ScoreRequest, TokenEvent
 
@@ -50,6 +50,19 @@ def test_what_is_drawn_or_explained_or_not_promised_is_asked_each_time() -> None
     ):
         ask.run_batch(ITEMS, backend=backend, **options)
         assert len(backend.requests) == 4
+
+
+def test_healed_prompts_are_shared_among_themselves() -> None:
+    @pm.function
+    def program(s: pm.State, prompt: str, boundary: str) -> None:
+        s += prompt + pm.gen("x", boundary=boundary)  # type: ignore[arg-type]
+
+    backend = repeating("//x", tokenizer=ByteTokenizer(["://"]))
+    items = [("http:", "heal"), ("http", "exact"), ("http:", "heal")]
+    states = program.run_batch(items, backend=backend, temperature=0)
+    # The ids of all three prompts are those of "http".
+    assert sorted(request.healed for request in backend.requests) == ["", ":"]
+    assert [state.text() for state in states] == ["http://x", "http//x", "http://x"]
 
 
 def test_side_effects_of_programs_are_kept() -> None:

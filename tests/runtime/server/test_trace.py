@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from palmette import Reply, ScriptedBackend, Trace
 from palmette.errors import InvalidRequest
 from palmette.lang.tracing.recording import Status
 from palmette.lang.tracing.requests import RequestTraces
+from palmette.protocol import Heals, Outlook, ProgramListener, Request
 from tests.runtime.server.harness import COMPLETIONS, client, error_of
 
 PATHS = ("/trace", "/trace.json")
@@ -108,3 +110,34 @@ async def test_scores_are_kept_too() -> None:
         assert json.loads((await http.get("/trace.json")).text)["runs"][0]["program"] == "score"
     (run,) = traces.trace().runs
     assert run.usage.prompt_tokens > 0
+
+
+class Listener(ScriptedBackend):
+    """Hears of programs."""
+
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        self.heard = outlook
+
+    def end_program(self, program_id: str) -> None:
+        self.over = program_id
+
+
+def test_a_backend_that_is_watched_listens_and_heals_as_it_does_without() -> None:
+    assert not isinstance(RequestTraces(1).watching(ScriptedBackend("ok")), ProgramListener)
+    listener = Listener("ok")
+    watched = RequestTraces(1).watching(listener)
+    assert isinstance(watched, ProgramListener)
+    watched.announce(Outlook(program_id="p"))
+    watched.end_program("p")
+    assert (listener.heard.program_id, listener.over) == ("p", "p")
+    assert isinstance(watched, Heals)
+    assert watched.heals
+
+
+async def test_who_asks_for_a_trace_gets_it_also_where_requests_are_kept() -> None:
+    watched = RequestTraces(1).watching(ScriptedBackend("ok"))
+    request = Request(request_id="r", token_ids=(97,), trace_top=2)
+    events = [event async for event in watched.generate(request)]
+    assert sum(len(event.logprobs) for event in events) == 2
+    events = [event async for event in watched.generate(replace(request, trace_top=None))]
+    assert not any(event.logprobs for event in events)
