@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from palmette.errors import InvalidRequest, RemoteError
-from palmette.lang.backends.lanes import Lanes
-from palmette.lang.backends.remote import Lane
+from palmette.lang.backends.lanes import Lane, Lanes
 
 if TYPE_CHECKING:
     import httpx

@@ -5,10 +5,33 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
 from palmette.errors import EngineStopped
-from palmette.lang.backends.remote import C, Lane
+
+
+class Client(Protocol):
+    """What talks to the server, and belongs to the event loop that it was first used on."""
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+class Lane(Generic[C]):
+    """What one event loop uses: a client, and slots for so many requests."""
+
+    def __init__(self, client: C, max_concurrency: int) -> None:
+        self.client = client
+        self.slots = asyncio.Semaphore(max_concurrency)
+        self._closing: asyncio.Task[None] | None = None
+
+    def close(self) -> asyncio.Task[None]:
+        """Close the connections, once. On the loop."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self.client.close())
+        return self._closing
 
 
 class Lanes(Generic[C]):

@@ -9,7 +9,6 @@ import json
 import math
 import random
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncGenerator,
@@ -23,10 +22,9 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from palmette.errors import (
-    EngineStopped,
     InvalidRequest,
     PalmetteError,
     RemoteError,
@@ -35,6 +33,7 @@ from palmette.errors import (
 from palmette.lang.backends.accounts import Accounts, Prices, RemoteStats
 from palmette.lang.backends.conversation import Conversation, conversation_of, text_tokenizer
 from palmette.lang.backends.envelope import Envelope, option_probabilities
+from palmette.lang.backends.lanes import C, Lanes
 from palmette.lang.backends.pace import Pace, retry_after
 from palmette.lang.backends.scripted import ByteTokenizer, ChatMLTemplate
 from palmette.lang.backends.spelling import Spelled, Spelling, Token
@@ -63,15 +62,6 @@ _BYTES_PER_TOKEN = 4  # about, of a prompt that is not counted yet
 _MOST_BYTES_PER_TOKEN, _MOST_BYTES_BESIDES, _MOST_TOKENS_BESIDES = 512, 4096, 64
 
 T = TypeVar("T")
-
-
-class Client(Protocol):
-    """What talks to the server, and belongs to the event loop that it was first used on."""
-
-    async def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=Client)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +101,6 @@ class RemoteOptions:
         known = {each.name for each in fields(cls)}
         own = {name: value for name, value in options.items() if name in known}
         return cls(**own), {n: value for n, value in options.items() if n not in known}
-
-
-class Lane(Generic[C]):
-    """What one event loop uses: a client, and slots for so many requests."""
-
-    def __init__(self, client: C, max_concurrency: int) -> None:
-        self.client = client
-        self.slots = asyncio.Semaphore(max_concurrency)
-        self._closing: asyncio.Task[None] | None = None
-
-    def close(self) -> asyncio.Task[None]:
-        """Close the connections, once. On the loop."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_task(self.client.close())
-        return self._closing
 
 
 class Answer(ABC):
@@ -189,10 +164,7 @@ class RemoteBackend(ABC, Generic[C]):
         self._accounts = Accounts()
         self._tokenizer = text_tokenizer()
         self._template = ChatMLTemplate()
-        self._lanes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Lane[C]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._is_closed = False
+        self._lanes = Lanes(model, self._new_client, options.max_concurrency)
 
     @property
     def model_name(self) -> str:
@@ -225,17 +197,11 @@ class RemoteBackend(ABC, Generic[C]):
 
     def close(self) -> None:
         """No more requests. Connections are closed soon, and what is still under way fails."""
-        self._is_closed = True
-        for loop, lane in list(self._lanes.items()):
-            if loop.is_running():
-                loop.call_soon_threadsafe(lane.close)
+        self._lanes.close()
 
     async def aclose(self) -> None:
         """As `close`, and wait until the connections of this event loop are closed."""
-        self.close()
-        lane = self._lanes.get(asyncio.get_running_loop())
-        if lane is not None:
-            await lane.close()
+        await self._lanes.aclose()
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -490,7 +456,7 @@ class RemoteBackend(ABC, Generic[C]):
         """Sends a request, when it may be sent, and again where that helps. It has its place among
         those under way as long as the block runs, and is counted when that ends.
         """
-        lane = self._lane()
+        lane = self._lanes.current()
         reserved = num_prompt_bytes // _BYTES_PER_TOKEN + max_tokens
 
         async def send(ask: Callable[[C], Awaitable[Any]]) -> Any:
@@ -566,16 +532,6 @@ class RemoteBackend(ABC, Generic[C]):
                 f"the backend {type(self).__name__}",
                 f"install it with: pip install 'palmette[{self.package}]'",
             ) from error
-
-    def _lane(self) -> Lane[C]:
-        """What the running event loop uses. Raises EngineStopped once closed."""
-        if self._is_closed:
-            raise EngineStopped(f"the backend for {self._model} was closed")
-        loop = asyncio.get_running_loop()
-        lane = self._lanes.get(loop)
-        if lane is None:
-            lane = self._lanes[loop] = Lane(self._new_client(), self._settings.max_concurrency)
-        return lane
 
     # Refusing
 
