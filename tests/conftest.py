@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Read by torch, tokenizers and huggingface_hub when they are imported: two threads are what the
@@ -21,6 +23,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("palmette")
 
 SMALL_MODEL = "smollm2-135m"
+
+
+@pytest.fixture(autouse=True)
+def _default_backend_stays() -> Iterator[None]:
+    """Programs that tests run may set one, and others would then run on it."""
+    module = sys.modules.get("palmette.lang.backend")
+    before = None if module is None else module.get_default_backend()
+    yield
+    if (module := sys.modules.get("palmette.lang.backend")) is not None:
+        module.set_default_backend(before)
 
 
 @pytest.fixture(scope="session")
