@@ -164,6 +164,6 @@ def test_the_tested_versions_cover_every_requirement_and_lie_in_its_range() -> N
     for text in requires("palmette") or []:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        # torch brings the triton that it was built for; litellm wants other releases than the pinned.
+        # torch brings the triton it was built for; litellm wants other releases than those here.
         if name not in ("palmette", "triton", "litellm"):
             assert requirement.specifier.contains(versions[name]), f"{text}: {versions[name]}"
