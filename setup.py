@@ -4,6 +4,7 @@ Where there is no compiler the package is installed without them: grammars run i
 in torch.
 """
 
+import os
 import platform
 from glob import glob
 from pathlib import Path
@@ -44,8 +45,14 @@ def extension(name, folder):
         sorted(glob(f"{folder}/*.cpp")),
         depends=sorted(glob(f"{folder}/*.hpp") + glob(f"{folder}/*.inl")),
         cxx_std=17,
-        # Types of 64 bytes are passed within one file only.
-        extra_compile_args=["-O3", "-Wall", "-Wextra", "-Wno-psabi"],
+        # Types of 64 bytes are passed within one file only. Whoever wants to see that all compiles,
+        # and not to run it, need not wait for the optimiser.
+        extra_compile_args=[
+            os.environ.get("PALMETTE_BUILD_OPTIMISATION", "-O3"),
+            "-Wall",
+            "-Wextra",
+            "-Wno-psabi",
+        ],
         optional=True,
     )
 

@@ -41,7 +41,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> zipfile.ZipFile:
-    return build_wheel(checkout, checkout / "dist")
+    return build_wheel(checkout, checkout / "dist", PALMETTE_BUILD_OPTIMISATION="-O0")
 
 
 def build_wheel(source: Path, target: Path, **environment: str) -> zipfile.ZipFile:

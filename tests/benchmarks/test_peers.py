@@ -254,6 +254,16 @@ def test_an_interrupt_leaves_what_was_done(
 
 
 @pytest.mark.model
+def test_ours_runs_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"--rounds 1 --ours packed --threads 1 --work-dir {tmp_path / 'work'}"
+    command.main(f"--tiny {arguments} --workloads tree json".split())
+    printed = capsys.readouterr().out
+    assert "ours-packed" in printed
+    assert "left out" not in printed
+
+
+@pytest.mark.model
+@pytest.mark.slow
 def test_ours_runs_every_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out" / "figures.json"
     command.main(
