@@ -9,17 +9,19 @@ and scores.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, cast
 
 from palmette.lang.wrapping import Listening, Wrapping
 from palmette.protocol import (
+    Outlook,
     ProgramListener,
     Repeatable,
     Request,
@@ -31,8 +33,10 @@ from palmette.protocol import (
 )
 
 # Answers that are over are kept for requests to come, as long as they have no more tokens together,
-# those that only have their log-probabilities there included.
-_MAX_KEPT_TOKENS = 1 << 20
+# those that only have their log-probabilities there included. A token takes some 250 bytes, and an
+# answer without any as much as so many.
+_MAX_KEPT_TOKENS = 1 << 19
+_TOKENS_PER_ANSWER = 16
 
 
 def sharing_on(backend: TokenBackend) -> SharingBackend | None:
@@ -57,20 +61,23 @@ class SharingBackend(Wrapping[TokenBackend]):
 
     def __init__(self, backend: TokenBackend) -> None:
         super().__init__(backend)
-        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
-        self._num_kept_tokens = 0
+        self._answers = _Answers()
+
+    @property
+    def num_answers(self) -> int:
+        """That may be read by requests to come."""
+        return len(self._answers.by_key)
 
     def flush_cache(self) -> None:
-        """Drop every cached prefix, and the answers that are over."""
+        """Drop every cached prefix, and the answers."""
         self._backend.flush_cache()
         self.forget()
 
     def forget(self) -> None:
-        """Keep no answers any longer: the batch is over."""
-        for key, answer in list(self._answers.items()):
-            if answer.is_over:
-                self._answers.pop(key, None)
-        self._num_kept_tokens = 0
+        """Requests to come are asked anew; those that wait for an answer still get it. From any
+        thread.
+        """
+        self._answers = _Answers()  # the loop may be at work on the others
 
     def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
         """Events in the backend's pieces, whoever asked first."""
@@ -90,7 +97,7 @@ class SharingBackend(Wrapping[TokenBackend]):
             request.salt,
         )
         async with aclosing(
-            self._read(key, lambda answer: self._ask_score(answer, request))
+            self._read(key, request.outlook, lambda answer: self._ask_score(answer, request))
         ) as news:
             result: ScoreResult
             is_own: bool
@@ -111,7 +118,9 @@ class SharingBackend(Wrapping[TokenBackend]):
             request.healed,
             request.salt,
         )
-        async with aclosing(self._read(key, lambda answer: self._ask(answer, request))) as news:
+        async with aclosing(
+            self._read(key, request.outlook, lambda answer: self._ask(answer, request))
+        ) as news:
             async for event, is_own in news:
                 seconds = time.monotonic() - started
                 first_token_seconds = first_token_seconds or seconds
@@ -122,14 +131,20 @@ class SharingBackend(Wrapping[TokenBackend]):
                     yield replace(event, request_id=request.request_id, usage=usage)
 
     async def _read(
-        self, key: Hashable, ask: Callable[[_Answer], Coroutine[Any, Any, None]]
+        self,
+        key: Hashable,
+        outlook: Outlook | None,
+        ask: Callable[[_Answer], Coroutine[Any, Any, None]],
     ) -> Any:
         """Each piece of the answer, and whether the reader is who counts what it cost."""
-        answer = self._answers.get(key)
+        answers = self._answers
+        answer = answers.by_key.get(key)
         if answer is None:
-            answer = self._answers[key] = _Answer()
-            answer.task = asyncio.ensure_future(self._fill(key, answer, ask))
-        self._answers.move_to_end(key)
+            answer = answers.by_key[key] = _Answer()
+            answer.task = asyncio.ensure_future(self._fill(answers, key, answer, ask))
+            self._begin(outlook)
+            answer.task.add_done_callback(lambda _: self._end(outlook))
+        answers.by_key.move_to_end(key)
         answer.num_readers += 1
         position = 0
         try:
@@ -146,10 +161,17 @@ class SharingBackend(Wrapping[TokenBackend]):
         finally:
             answer.num_readers -= 1
             if not answer.num_readers and not answer.is_over:
-                await self._abort(key, answer)
+                answers.drop(key, answer)
+                assert answer.task is not None
+                answer.task.cancel()
+                await asyncio.wait([answer.task])
 
     async def _fill(
-        self, key: Hashable, answer: _Answer, ask: Callable[[_Answer], Coroutine[Any, Any, None]]
+        self,
+        answers: _Answers,
+        key: Hashable,
+        answer: _Answer,
+        ask: Callable[[_Answer], Coroutine[Any, Any, None]],
     ) -> None:
         try:
             await ask(answer)
@@ -159,14 +181,9 @@ class SharingBackend(Wrapping[TokenBackend]):
             answer.is_over = True
             answer.wake()
         if answer.error is not None or answer.has_failed():
-            self._drop(key, answer)
-            return
-        self._num_kept_tokens += answer.num_tokens
-        while self._num_kept_tokens > _MAX_KEPT_TOKENS:
-            oldest = next((k for k, kept in self._answers.items() if kept.is_over), None)
-            if oldest is None:
-                return
-            self._num_kept_tokens -= self._answers.pop(oldest).num_tokens
+            answers.drop(key, answer)
+        else:
+            answers.keep(answer)
 
     async def _ask(self, answer: _Answer, request: Request) -> None:
         events = cast(Any, self._backend.generate(request))
@@ -178,19 +195,69 @@ class SharingBackend(Wrapping[TokenBackend]):
         result = await self._backend.score(request)
         answer.add(result, sum(map(len, result.logprobs)) * (1 + request.num_top))
 
-    async def _abort(self, key: Hashable, answer: _Answer) -> None:
-        self._drop(key, answer)
-        assert answer.task is not None
-        answer.task.cancel()
-        await asyncio.wait([answer.task])
+    def _begin(self, outlook: Outlook | None) -> None:
+        """A request of the program is on its way to the backend."""
 
-    def _drop(self, key: Hashable, answer: _Answer) -> None:
-        if self._answers.get(key) is answer:
-            del self._answers[key]
+    def _end(self, outlook: Outlook | None) -> None:
+        """It is over."""
 
 
 class _ListeningSharing(SharingBackend, Listening[TokenBackend]):
-    """For a backend that listens to programs."""
+    """For a backend that listens to programs. One that has ended is told of once nothing that was
+    asked in its name is under way any more: others may read the answer, and what a backend hears of
+    a program after its end it would keep.
+    """
+
+    def __init__(self, backend: TokenBackend) -> None:
+        super().__init__(backend)
+        self._lock = threading.RLock()  # as in Run
+        self._num_asking: Counter[str] = Counter()
+        self._ended: set[str] = set()
+
+    def end_program(self, program_id: str) -> None:
+        with self._lock:
+            if self._num_asking[program_id]:
+                self._ended.add(program_id)
+                return
+            del self._num_asking[program_id]
+        super().end_program(program_id)
+
+    def _begin(self, outlook: Outlook | None) -> None:
+        if outlook is not None:
+            with self._lock:
+                self._num_asking[outlook.program_id] += 1
+
+    def _end(self, outlook: Outlook | None) -> None:
+        if outlook is None:
+            return
+        program_id = outlook.program_id
+        with self._lock:
+            self._num_asking[program_id] -= 1
+            if not self._num_asking[program_id] and program_id in self._ended:
+                self._ended.remove(program_id)
+                self.end_program(program_id)
+
+
+@dataclass(slots=True, eq=False)
+class _Answers:
+    """Those that requests find, by what was asked; who was asked for last comes last."""
+
+    by_key: OrderedDict[Hashable, _Answer] = field(default_factory=OrderedDict)
+    num_tokens: int = 0  # of those that are over
+
+    def keep(self, answer: _Answer) -> None:
+        """It is over. The oldest that are make room for it."""
+        self.num_tokens += answer.num_tokens
+        while self.num_tokens > _MAX_KEPT_TOKENS:
+            oldest = next((key for key, kept in self.by_key.items() if kept.is_over), None)
+            if oldest is None:
+                return
+            self.num_tokens -= self.by_key.pop(oldest).num_tokens
+
+    def drop(self, key: Hashable, answer: _Answer) -> None:
+        """It is of no use to requests to come."""
+        if self.by_key.get(key) is answer:
+            del self.by_key[key]
 
 
 class _Answer:
@@ -198,7 +265,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
-        self.num_tokens = 0
+        self.num_tokens = _TOKENS_PER_ANSWER
         self.error: Exception | None = None
         self.is_over = False
         self.num_readers = 0

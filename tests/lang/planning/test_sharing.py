@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,14 @@ import palmette as pm
 from palmette.errors import EngineError, PrimitiveFailed
 from palmette.lang.backends.scripted import ByteTokenizer, Reply, ScriptedBackend
 from palmette.lang.planning.sharing import SharingBackend, sharing_on
-from palmette.protocol import Request, SamplingParams, ScoreRequest, TokenEvent
+from palmette.protocol import (
+    Outlook,
+    ProgramListener,
+    Request,
+    SamplingParams,
+    ScoreRequest,
+    TokenEvent,
+)
 
 
 def repeating(outputs: Any = "abc", **options: Any) -> ScriptedBackend:
@@ -269,11 +278,11 @@ def test_nothing_is_kept_when_the_batch_is_over() -> None:
     assert len(backend.requests) == 4
     sharing = states[0]._branch.run.backend
     assert isinstance(sharing, SharingBackend)
-    assert sharing._answers == {}
+    assert sharing.num_answers == 0
 
 
 async def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("palmette.lang.planning.sharing._MAX_KEPT_TOKENS", 10)
+    monkeypatch.setattr("palmette.lang.planning.sharing._MAX_KEPT_TOKENS", 60)
     backend = repeating()
     sharing = shared(backend)
     for number in range(8):
@@ -281,4 +290,50 @@ async def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch
             request_id="r", token_ids=(number + 1,), sampling=SamplingParams(temperature=0)
         )
         assert [event async for event in sharing.generate(asked)]
-    assert len(sharing._answers) == 3  # of three tokens each
+    assert sharing.num_answers == 3  # of three tokens each, and what an answer itself takes
+
+
+async def test_an_answer_that_comes_after_the_end_of_the_batch_is_not_kept() -> None:
+    backend = repeating(Reply(text="abc", delay=0.01))
+    sharing = shared(backend)
+    waiting = asyncio.create_task(read(sharing, 0))
+    await until(backend, 1)
+    sharing.forget()
+    assert "".join(event.text for event in await waiting) == "abc"
+    assert sharing.num_answers == 0
+
+
+class Listening(ScriptedBackend):
+    """Notes which programs have ended, and how many requests of theirs ran then."""
+
+    def __init__(self) -> None:
+        super().__init__(Reply(text="abc", delay=0.02), is_repeatable=True)
+        self.ended: list[tuple[str, int]] = []
+
+    def announce(self, outlook: Outlook, ended: Sequence[tuple[int, ...]] = ()) -> None:
+        pass
+
+    def end_program(self, program_id: str) -> None:
+        self.ended.append((program_id, self.num_running))
+
+
+async def test_a_program_ends_when_nothing_that_was_asked_in_its_name_runs_any_more() -> None:
+    backend = Listening()
+    sharing = sharing_on(backend)
+    assert isinstance(sharing, ProgramListener)
+
+    async def of_program(number: int) -> str:
+        asked = replace(request(number), outlook=Outlook(program_id=f"p{number}"))
+        try:
+            return "".join([event.text async for event in sharing.generate(asked)])
+        finally:
+            sharing.end_program(f"p{number}")
+
+    first, second = (asyncio.create_task(of_program(number)) for number in range(2))
+    await asyncio.sleep(0)  # both have asked, nothing has reached the backend
+    first.cancel()
+    assert await second == "abc"
+    await asyncio.gather(first, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert sorted(backend.ended) == [("p0", 0), ("p1", 0)]
+    assert len(backend.requests) == 1
