@@ -175,18 +175,17 @@ class HttpServer:
         saying that this is its end.
         """
         is_done = False
-        num_lines = num_bytes = 0
+        num_lines = 0
         async with (
             self._answer(path, body) as answer,
-            aclosing(self._lines(path, answer)) as lines,
+            aclosing(self._lines(path, answer, most_bytes)) as lines,
         ):
             if answer.headers.get("content-type", "").partition(";")[0] != "text/event-stream":
                 raise RemoteError(f"{path} did not answer with a stream of events")
             async for line in lines:
                 num_lines += 1  # a comment is one too: a stream of those alone must end
-                num_bytes += len(line)
-                if num_lines > most or num_bytes > most_bytes:
-                    raise RemoteError(f"{path} sent more events than were asked for")
+                if num_lines > most:
+                    raise _too_many(path)
                 if not line.startswith(b"data:") or is_done:
                     continue
                 payload = line[len(b"data:") :].strip()
@@ -250,11 +249,17 @@ class HttpServer:
                 await answer.aclose()
         raise _status_error(path, answer, content)
 
-    async def _lines(self, path: str, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-        """The lines of a stream that are not empty."""
+    async def _lines(
+        self, path: str, answer: httpx.Response, most_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a stream that are not empty; empty ones are counted too."""
         rest = bytearray()
+        num_bytes = 0
         with self._told(path):
             async for part in answer.aiter_raw():
+                num_bytes += len(part)
+                if num_bytes > most_bytes:
+                    raise _too_many(path)
                 *lines, last = part.split(b"\n")
                 for line in lines:
                     rest += line
@@ -366,6 +371,10 @@ def _status_error(path: str, answer: httpx.Response, content: bytearray) -> Stat
     return StatusError(path, answer.status_code, body, wait)
 
 
+def _too_many(path: str) -> RemoteError:
+    return RemoteError(f"{path} sent more events than were asked for")
+
+
 def _too_long(path: str, limit: int) -> RemoteError:
     return RemoteError(f"{path} answered with more than {limit} bytes")
 
@@ -383,5 +392,8 @@ def _message_in(body: Any) -> str:
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and key in found:
             found = found[key]
-    text = found if isinstance(found, str) else json.dumps(found)
+    try:
+        text = found if isinstance(found, str) else json.dumps(found)
+    except RecursionError:  # read it could be, just so
+        text = "what is nested too deep to be shown"
     return text if len(text) <= 1000 else text[:1000] + "…"

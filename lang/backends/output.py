@@ -58,6 +58,9 @@ class Output:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
     ) -> TokenEvent | None:
         """The event that these tokens make, if they make one. Raises RemoteError for others."""
+        most = max(1, self._request.sampling.max_tokens)
+        if self.num_tokens + len(token_ids) > most:
+            raise RemoteError(f"the server drew more than the {most} tokens that were asked for")
         if self._request.sampling.logprobs is not None and len(logprobs) != len(token_ids):
             raise RemoteError("the server did not tell how likely each token was")
         if token_ids and self._first is None:

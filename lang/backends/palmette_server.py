@@ -17,7 +17,14 @@ from typing import Any
 
 from palmette.errors import EngineStopped, InvalidRequest, PalmetteError, RemoteError
 from palmette.lang.backends.http import HttpServer, StatusError
-from palmette.lang.backends.server import Server, check_scores, needs_tokenizer, refusal
+from palmette.lang.backends.server import (
+    Server,
+    check_event,
+    check_scores,
+    check_usage,
+    needs_tokenizer,
+    refusal,
+)
 from palmette.protocol import (
     Outlook,
     Request,
@@ -92,6 +99,7 @@ class PalmetteServer(Server):
             ) as events:
                 async for data in events:
                     event = _event(data, request.request_id)
+                    check_event(event, tokenizer, "/backend/generate")
                     num_tokens += len(event.token_ids)
                     if last is not None or num_tokens > most:
                         raise RemoteError("/backend/generate went on beyond the end")
@@ -117,6 +125,7 @@ class PalmetteServer(Server):
         except (Malformed, InvalidRequest) as error:
             raise RemoteError(f"/backend/score is not understood: {error}") from error
         check_scores(result.logprobs, request, "/backend/score")
+        check_usage(result.usage, "/backend/score")
         return result
 
     def flush_cache(self) -> None:

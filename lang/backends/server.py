@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +18,12 @@ from palmette.protocol import (
     ScoreResult,
     TokenEvent,
     Tokenizer,
+    Usage,
 )
 
 _AT_FAULT = (400, 404, 413, 422)  # the request itself is
+_SURE = 0.01  # no log-probability is more, however it was rounded
+_MOST = 1 << 53  # of tokens or seconds: what a float counts exactly
 
 
 class Server(ABC):
@@ -99,5 +103,35 @@ def refusal(error: StatusError) -> PalmetteError:
 
 def check_scores(logprobs: Sequence[Sequence[float]], request: ScoreRequest, what: str) -> None:
     """Raises RemoteError unless there is one for each token of each continuation."""
-    if list(map(len, logprobs)) != list(map(len, request.continuations)):
+    are_known = all(value < _SURE for values in logprobs for value in values)  # NaN is not
+    if list(map(len, logprobs)) != list(map(len, request.continuations)) or not are_known:
         raise RemoteError(f"{what} did not answer with a log-probability for each token")
+
+
+def check_event(event: TokenEvent, tokenizer: Tokenizer, what: str) -> None:
+    """Raises RemoteError for tokens that do not exist, columns of other lengths, and counts that do
+    not add up.
+    """
+    count = len(event.token_ids)
+    columns = (event.logprobs, event.forced)
+    if not all(0 <= token_id < tokenizer.vocab_size for token_id in event.token_ids):
+        raise RemoteError(f"{what} sent a token that is not in the tokenizer")
+    if not all(len(column) in (0, count) for column in columns):
+        raise RemoteError(f"{what} did not tell of each token")
+    if event.finish_reason is not None and event.usage is None:
+        raise RemoteError(f"{what} did not tell what it all cost")
+    if event.usage is not None:
+        check_usage(event.usage, what)
+
+
+def check_usage(usage: Usage, what: str) -> None:
+    """Raises RemoteError for counts that do not add up."""
+    values = [getattr(usage, each.name) for each in fields(usage)]
+    are_counts = all(value is None or 0 <= value < _MOST for value in values)
+    num_out = usage.decoded_tokens + usage.forced_tokens + usage.shared_tokens
+    if (
+        not are_counts
+        or usage.prompt_tokens != usage.cached_tokens + usage.prefilled_tokens
+        or usage.completion_tokens != num_out
+    ):
+        raise RemoteError(f"{what} answered with counts of tokens that do not add up")

@@ -237,7 +237,7 @@ def _pairs(entries: Any) -> list[tuple[int, float]]:
             (int(entry[1]), float("nan") if entry[0] is None else float(entry[0]))
             for entry in entries
         ]
-    except (TypeError, ValueError, LookupError) as error:
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise RemoteError("/generate answered with malformed log-probabilities") from error
 
 

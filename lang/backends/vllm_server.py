@@ -40,6 +40,7 @@ _SAME = (
 )
 _EVENT_BYTES, _TOKEN_BYTES = 16 << 20, 16 << 10
 _ID_MARK = "token_id:"
+_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 
 
 class VllmServer(Server):
@@ -129,7 +130,7 @@ class VllmServer(Server):
                 _told(by_index[index], option, request.num_top)
                 for index, option in enumerate(request.continuations)
             ]
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except _MALFORMED as error:
             raise RemoteError(f"{_PATH} answered with malformed prompt_logprobs") from error
         logprobs = [each for each, _ in found]
         check_scores(logprobs, request, _PATH)
@@ -261,7 +262,7 @@ def _logprobs(
             TokenLogprob(token_id, float(values[index]), _top(tops[index], num_top))
             for index, token_id in enumerate(token_ids)
         ]
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
+    except _MALFORMED as error:
         raise RemoteError(f"{_PATH} sent malformed logprobs") from error
 
 

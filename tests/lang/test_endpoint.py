@@ -537,7 +537,7 @@ def stream(*events: str, end: str = "data: [DONE]\n\n") -> Callable[[bytes], Res
     return lambda body: Response(text, media_type="text/event-stream")
 
 
-GOOD = '{"token_ids":[104,105],"text":"hi","finish_reason":"length","usage":{"prompt_tokens":1}}'
+GOOD = '{"token_ids":[104,105],"text":"hi","finish_reason":"length","usage":{}}'
 
 
 def asked(answer: Any, **options: Any) -> pm.State:
@@ -576,6 +576,13 @@ def test_a_stub_that_answers_well_is_understood() -> None:
         (stream(GOOD, GOOD), "beyond the end"),
         (stream(*["{}"] * 100), "more events than were asked for"),
         (stream(end=": a comment\n" * 1000), "more events than were asked for"),
+        (stream(end="\n" * (17 << 20)), "more events than were asked for"),
+        (stream('{"token_ids":[99999]}'), "not in the tokenizer"),
+        (stream('{"token_ids":[-1]}'), "not in the tokenizer"),
+        (stream('{"token_ids":[104],"forced":[true,true]}'), "did not tell of each token"),
+        (stream('{"finish_reason":"stop"}'), "what it all cost"),
+        (stream(GOOD.replace("{}", '{"prompt_tokens":7}')), "do not add up"),
+        (stream(GOOD.replace("{}", '{"prompt_tokens":-1,"cached_tokens":-1}')), "do not add up"),
         (stream('{"text":"' + "x" * (9 << 20) + '"}'), "more than 8388608 bytes"),
         (stream("{}"), "without a last event"),
         (stream("{}", end=""), "ended its stream in the middle"),
@@ -587,6 +594,29 @@ def test_a_malformed_answer_is_an_error_of_that_request(answer: Any, match: str)
     assert isinstance(cause, RemoteError)
     with pytest.raises(RemoteError, match=match):
         raise cause
+
+
+@pytest.mark.parametrize(
+    ("result", "match"),
+    [
+        ({"logprobs": [[-1], ["nan"]], "usage": {}}, "log-probability for each token"),
+        ({"logprobs": [[-1], [3]], "usage": {}}, "log-probability for each token"),
+        ({"logprobs": [[-1], [-1]], "usage": {"completion_tokens": 1}}, "do not add up"),
+    ],
+)
+def test_scores_that_are_none_decide_nothing(result: dict[str, Any], match: str) -> None:
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "x" + pm.select("x", ["a", "b"])
+
+    with (
+        serving({"/backend": INFO, "/backend/score": result}) as url,
+        pm.Endpoint(url, tokenizer=ByteTokenizer()) as backend,
+        pytest.raises(PrimitiveFailed) as raised,
+    ):
+        program.run(backend=backend)
+    assert isinstance(raised.value.__cause__, RemoteError)
+    assert match in str(raised.value.__cause__)
 
 
 def test_an_endless_answer_is_left() -> None:

@@ -50,7 +50,7 @@ class Stub:
             found = next((each for each in body["stop"] if each in text), None)
             if found is not None or byte in body["stop_token_ids"]:
                 return ids, byte if found is None else found
-            if len(ids) == most:
+            if len(ids) >= most:
                 return ids, None
         return [*ids, END], END
 
@@ -477,6 +477,17 @@ def without(name: str) -> Callable[[Any], Any]:
     return take
 
 
+def more(event: Any) -> Any:
+    """Each token thirty times."""
+    if "output_ids" in event:
+        meta = event["meta_info"]
+        meta["completion_tokens"] = 30 * meta.get("completion_tokens", 0)
+        event["output_ids"] = event["output_ids"] * 30
+    for choice in event.get("choices", ()):
+        choice["token_ids"] = choice["token_ids"] * 30
+    return event
+
+
 @each_peer
 @pytest.mark.parametrize(
     ("change", "match"),
@@ -489,6 +500,7 @@ def without(name: str) -> Callable[[Any], Any]:
         (lambda event: {"error": {"message": "out of memory"}}, "out of memory"),
         (lambda event: json.loads(json.dumps(event).replace("101", "99999")), "not in the tok"),
         (lambda event: [event], "without"),
+        (more, "more than the 50 tokens"),
     ],
 )
 def test_a_malformed_answer_is_an_error_of_that_request(
@@ -516,6 +528,30 @@ SAMPLES = (
     {"output_ids": [101], "meta_info": {"finish_reason": None}},
     {"choices": [{"token_ids": [101], "finish_reason": None}]},
 )
+
+
+@each_peer
+@pytest.mark.parametrize("value", [None, "nan", 10**400], ids=["none", "nan", "huge"])
+def test_scores_that_are_no_numbers_decide_nothing(peer: type[Stub], value: Any) -> None:
+    def change(told: Any) -> Any:
+        if isinstance(told, dict):
+            return {k: value if k == "logprob" else change(v) for k, v in told.items()}
+        if isinstance(told, list):
+            pair = len(told) == 3 and isinstance(told[1], int)
+            return [value, *told[1:]] if pair else [change(each) for each in told]
+        return told
+
+    class Odd(peer):  # type: ignore[misc, valid-type]
+        def scored(self, *asked: Any) -> Any:
+            return change(super().scored(*asked))
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "x" + pm.select("x", ["a", "b"])
+
+    with connected(Odd()) as endpoint, pytest.raises(PrimitiveFailed) as raised:
+        program.run(backend=endpoint)
+    assert isinstance(raised.value.__cause__, RemoteError)
 
 
 @each_peer
