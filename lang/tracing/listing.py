@@ -95,7 +95,9 @@ def _line(event: Event) -> Text:
         forced = f" ({event.usage.forced_tokens} forced)" if event.usage.forced_tokens else ""
         line.append(f"  output {event.usage.completion_tokens}{forced}")
     if event.chosen is not None:
-        line.append(f"  p={event.options[event.chosen].probability:.3f}")
+        probability = event.options[event.chosen].probability
+        if probability is not None:
+            line.append(f"  p={probability:.3f}")
     if event.text:
         cut = event.text if len(event.text) <= _MAX_SHOWN else event.text[:_MAX_SHOWN] + "..."
         line.append(f"  {_plain(repr(cut))}", "italic")

@@ -189,6 +189,21 @@ def test_the_terminal_shows_primitives_without_control_characters() -> None:
     assert "text" not in printed.split("select")[0].split("tokens:")[1].split("fork")[0]
 
 
+def test_a_choice_whose_probability_is_not_known_is_shown_without(trace: pm.Trace) -> None:
+    told = json.loads(trace.to_json())
+    events = [event for branch in told["runs"][0]["branches"] for event in branch["events"]]
+    (chosen,) = (event for event in events if "chosen" in event)
+    file = io.StringIO()
+    pm.Trace.from_json(json.dumps(told)).print(file)
+    assert " p=" in file.getvalue()
+    for option in chosen["options"]:
+        option["probability"] = None
+    file = io.StringIO()
+    pm.Trace.from_json(json.dumps(told)).print(file)
+    assert "select(" in file.getvalue()
+    assert " p=" not in file.getvalue()
+
+
 def spans(trace: pm.Trace, **options: Any) -> list[dict[str, Any]]:
     (resource,) = trace.to_otlp(**options)["resourceSpans"]
     (scope,) = resource["scopeSpans"]
