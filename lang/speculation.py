@@ -78,8 +78,6 @@ class Speculating(Wrapping["AnyRemoteBackend"]):
     writes all of one, and must begin it as the program does. Raises RemoteError if it does not.
     """
 
-    explains_prompts = False
-
     def __init__(self, backend: AnyRemoteBackend, num_tokens: int) -> None:
         super().__init__(backend)
         self._num_tokens = num_tokens

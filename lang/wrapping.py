@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from palmette.lang.backend import explains_prompts
 from palmette.protocol import (
     ChatTemplate,
     Heals,
@@ -47,6 +48,10 @@ class Wrapping(Generic[B]):
         return self._backend.max_context
 
     @property
+    def explains_prompts(self) -> bool:
+        return explains_prompts(self._backend)
+
+    @property
     def heals(self) -> bool:
         backend: TokenBackend = self._backend
         return isinstance(backend, Heals) and backend.heals
@@ -69,3 +74,11 @@ class Listening(Wrapping[B]):
 
     def end_program(self, program_id: str) -> None:
         cast(ProgramListener, self._backend).end_program(program_id)
+
+
+def innermost(backend: TokenBackend) -> TokenBackend:
+    """The backend itself, whatever stands before it."""
+    while isinstance(backend, Wrapping):
+        wrapped: Wrapping[Any] = backend
+        backend = wrapped._backend
+    return backend

@@ -174,6 +174,7 @@ def _usage(usage: Counts) -> dict[str, Attribute]:
         "palmette.usage.prefilled_tokens": usage.prefilled_tokens,
         "palmette.usage.decoded_tokens": usage.decoded_tokens,
         "palmette.usage.forced_tokens": usage.forced_tokens,
+        "palmette.usage.shared_tokens": usage.shared_tokens,
     }
 
 

@@ -25,6 +25,7 @@ from palmette.lang.tracing.model import (
 from palmette.lang.tracing.prefixes import AskedPrompt, prefix_tree
 from palmette.lang.tracing.recording import AskRecord, BranchRecord, EventRecord, Status
 from palmette.lang.tracing.trace import Trace
+from palmette.lang.wrapping import innermost
 from palmette.protocol import SamplingParams, Usage
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class _Taking:
     def run(self, run: Traceable) -> RunTrace:
         """All of a run, as it is now."""
         self._run_index += 1
-        backend = self._backend(run.backend)
+        backend = self._backend(innermost(run.backend))
         with run.lock:
             record = run.record
             indices = {branch: index for index, branch in enumerate(record.branches)}

@@ -154,6 +154,8 @@ class Trace:
         ended = ", ".join(f"{count} {status}" for status, count in counts.items())
         num_branches = sum(len(run.branches) for run in self.runs)
         used = [run.usage for run in self.runs]
+        num_shared = sum(each.shared_tokens for each in used)
+        shared = f", {num_shared} shared" if num_shared else ""
         return (
             f"{_many(len(self.runs), 'run')} ({ended or 'none'}), "
             f"{_many(num_branches, 'branch')}, "
@@ -161,7 +163,7 @@ class Trace:
             f"{sum(each.prefilled_tokens for each in used)} prefilled, "
             f"{sum(each.cached_tokens for each in used)} cached, "
             f"{sum(each.forced_tokens for each in used)} forced, "
-            f"{sum(each.decoded_tokens for each in used)} decoded"
+            f"{sum(each.decoded_tokens for each in used)} decoded{shared}"
         )
 
     def __repr__(self) -> str:

@@ -97,8 +97,7 @@ class Details {
   }
 
   _tokenCounts(event) {
-    const sum = event.cached + event.prefilled + event.forced + event.decoded;
-    if (!sum) return null;
+    if (!TOKEN_KINDS.some((name) => event[name])) return null;
     return section("Tokens", event.hitRate === null ? "" : `${percent(event.hitRate)} of the prompt cached`, tokenStack(event), tokenLegend(event, event.isCall));
   }
 
@@ -274,13 +273,13 @@ function section(title, aside, ...body) {
 }
 
 function tokenStack(sums) {
-  const parts = ["cached", "prefilled", "forced", "decoded"].filter((name) => sums[name] > 0);
+  const parts = TOKEN_KINDS.filter((name) => sums[name] > 0);
   const label = parts.map((name) => `${grouped(sums[name])} ${name}`).join(", ") || "no tokens";
   return make("div", { class: "stack", role: "img", "aria-label": label }, ...parts.map((name) => make("span", { class: name, style: { "flex-grow": String(sums[name]), "flex-basis": "0" } })));
 }
 
 function tokenLegend(sums, isFull = true) {
-  const names = ["cached", "prefilled", "forced", "decoded"].filter((name) => isFull || sums[name]);
+  const names = TOKEN_KINDS.filter((name) => sums[name] || (isFull && name !== "shared"));
   return make("div", { class: "legend" }, ...names.map((name) => make("span", {}, make("span", { class: `key ${name}` }), make("b", {}, grouped(sums[name])), ` ${name}`)));
 }
 

@@ -32,6 +32,7 @@ class TraceEvent {
     this.prefilled = count(usage.prefilled_tokens ?? prompt.prefilled);
     this.forced = count(usage.forced_tokens ?? list(record(data.tokens).forced).length);
     this.decoded = count(usage.decoded_tokens);
+    this.shared = count(usage.shared_tokens); // came with the answer to an equal request
     this.queued = number(data.queued);
     this.prefill = number(data.prefill);
     this.decode = number(data.decode);
@@ -151,14 +152,16 @@ class Run {
   }
 }
 
+const TOKEN_KINDS = ["cached", "prefilled", "forced", "decoded", "shared"];
+
 /** Sums of a list of events. */
 class Totals {
   constructor(events) {
-    Object.assign(this, { primitives: 0, calls: 0, cached: 0, prefilled: 0, forced: 0, decoded: 0, failed: 0, stopped: 0 });
+    Object.assign(this, { primitives: 0, calls: 0, cached: 0, prefilled: 0, forced: 0, decoded: 0, shared: 0, failed: 0, stopped: 0 });
     for (const event of events) {
       if (!event.isConstant) this.primitives += 1;
       if (event.isCall) this.calls += 1;
-      for (const name of ["cached", "prefilled", "forced", "decoded"]) this[name] += event[name];
+      for (const name of TOKEN_KINDS) this[name] += event[name];
       if (event.isBad) this.failed += 1;
       else if (event.isStopped) this.stopped += 1;
     }
@@ -169,7 +172,7 @@ class Totals {
   }
 
   get completion() {
-    return this.forced + this.decoded;
+    return this.forced + this.decoded + this.shared;
   }
 
   get hitRate() {

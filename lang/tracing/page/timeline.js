@@ -977,6 +977,7 @@ function eventTip(event) {
   const counts = [];
   if (event.prefilled + event.cached) counts.push(`prompt ${grouped(event.prefilled)} prefilled, ${grouped(event.cached)} cached`);
   if (event.decoded + event.forced) counts.push(`${grouped(event.decoded)} decoded, ${grouped(event.forced)} forced`);
+  if (event.shared) counts.push(`${grouped(event.shared)} shared`);
   if (counts.length) lines.push(make("div", { class: "muted" }, counts.join(" · ")));
   const told = glimpse(event.data.error || event.text, 220);
   if (told) lines.push(make("p", { class: "mono" }, told));

@@ -284,6 +284,16 @@ def test_a_batch_lies_on_one_time_axis_in_order_and_errors_are_passed_over() -> 
         pm.Trace.of(["x"])  # type: ignore[list-item]
 
 
+def test_runs_of_a_backend_are_told_as_one_whatever_stands_before_it() -> None:
+    backend = ScriptedBackend("ok", is_repeatable=True)
+    batches = [answer.run_batch([{}, {}], backend=backend, temperature=0) for _ in range(2)]
+    trace = pm.Trace.of([*batches[0], *batches[1], answer.run(backend=backend)])
+    assert [each.kind for each in trace.backends] == ["ScriptedBackend"]
+    assert sum(node.ends for node in trace.prefixes.nodes) == 5
+    assert sum(run.usage.shared_tokens for run in trace.runs) == 2 * 3
+    assert ", 6 shared" in trace.summary()
+
+
 def test_two_thousand_branches_are_told_in_little_memory() -> None:
     @pm.function
     def program(s: pm.State) -> None:
