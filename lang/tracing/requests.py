@@ -69,7 +69,8 @@ class RequestTraces:
         """What is kept, the oldest first."""
         with self._lock:
             self._make_room(0)
-            return trace_of(list(self._kept))
+            kept = list(self._kept)
+        return trace_of(kept)  # takes a while, and requests have to go on
 
     def to_json(self) -> str:
         """The trace as JSON."""
