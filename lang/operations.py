@@ -338,6 +338,7 @@ class Generate(Operation):
                     path=request.path,
                     outlook=request.outlook,
                     goes_on=True,
+                    explain=request.explain,
                 )
             )
             branch.add_usage(result.usage)
@@ -615,6 +616,7 @@ class Choose(Operation):
                 continuations=distinct,
                 path=(*branch.path, _NOWHERE, _NOWHERE),
                 outlook=conditional.outlook,
+                explain=conditional.explain,
             )
             result = await self._score(branch, request)
             for tail, values in zip(distinct, result.logprobs, strict=True):
