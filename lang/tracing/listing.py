@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from palmette.lang.tracing.trace import Trace
 
 _MAX_SHOWN = 60  # characters of a text
+_MAX_DEPTH = 50  # forks below each other: a line takes the longer, the deeper it stands
 _STYLES = {
     Status.OK: "green",
     Status.FAILED: "red",
@@ -57,22 +58,28 @@ def print_trace(
 
 
 def _add_branch(tree: Tree, run: RunTrace, index: int, all_events: bool) -> None:
+    from rich.text import Text
+
     # By hand and not by recursion: forks may be nested deeper than calls.
     below: dict[tuple[int, int | None], list[int]] = {}
     for child, branch in enumerate(run.branches):
         if branch.parent is not None:
             below.setdefault((branch.parent, branch.forked_by), []).append(child)
-    stack = [(tree, index)]
+    stack = [(tree, index, 0)]
     while stack:
-        node, current = stack.pop()
+        node, current, depth = stack.pop()
         for place, event in enumerate(run.branches[current].events):
             children = below.get((current, place), [])
             if event.kind in _CONSTANTS and event.status is Status.OK and not all_events:
                 continue
             own = node.add(_line(event))
+            if children and depth == _MAX_DEPTH:
+                own.add(Text("branches below are not shown", style="dim"))
+                continue
             for child in children:
                 path = ".".join(map(str, run.branches[child].path))
-                stack.append((own.add(_title(f"branch {path}", run.branches[child].status)), child))
+                title = _title(f"branch {path}", run.branches[child].status)
+                stack.append((own.add(title), child, depth + 1))
 
 
 def _title(name: str, status: Status) -> Text:

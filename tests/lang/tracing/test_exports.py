@@ -189,6 +189,26 @@ def test_the_terminal_shows_primitives_without_control_characters() -> None:
     assert "text" not in printed.split("select")[0].split("tokens:")[1].split("fork")[0]
 
 
+def test_the_terminal_is_not_kept_busy_by_forks_below_each_other(
+    trace: pm.Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("palmette.lang.tracing.listing._MAX_DEPTH", 3)
+    told = json.loads(trace.to_json())
+    (run,) = told["runs"]
+    root, child, _ = run["branches"]
+    fork = next(event for event in root["events"] if event["kind"] == "fork")
+    deep = [{**root, "events": [{**fork, "children": [1]}]}]
+    for number in range(1, 2000):
+        events = [{**fork, "children": []}]
+        deep.append({**child, "parent": number - 1, "forked_by": 0, "events": events})
+    run["branches"], told["prefixes"]["nodes"] = deep, []
+    file = io.StringIO()
+    pm.Trace.from_json(json.dumps(told)).print(file)
+    printed = file.getvalue()
+    assert printed.count("fork(2)") == 4
+    assert printed.count("branches below are not shown") == 1
+
+
 def test_a_choice_whose_probability_is_not_known_is_shown_without(trace: pm.Trace) -> None:
     told = json.loads(trace.to_json())
     events = [event for branch in told["runs"][0]["branches"] for event in branch["events"]]
