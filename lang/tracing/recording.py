@@ -203,10 +203,12 @@ class AskRecord(EventRecord):
             self.logprobs, self.top_ids, self.top_logprobs = array("d"), array("i"), array("d")
         for each in logprobs:
             top = each.top[:NUM_TOP]
-            padding = NUM_TOP - len(top)
+            if len(top) < NUM_TOP:
+                top += ((_NO_TOKEN, math.nan),) * (NUM_TOP - len(top))
+            ids, values = zip(*top, strict=True)
             self.logprobs.append(each.logprob)
-            self.top_ids.extend([token_id for token_id, _ in top] + [_NO_TOKEN] * padding)
-            self.top_logprobs.extend([value for _, value in top] + [math.nan] * padding)
+            self.top_ids.extend(ids)
+            self.top_logprobs.extend(values)
 
     def top_at(self, index: int) -> list[tuple[int, float]]:
         """The likeliest tokens at the place of a token of the output, as far as recorded."""

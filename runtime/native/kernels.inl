@@ -713,25 +713,24 @@ void allow(const float* x, const uint8_t* mask, int64_t n, float* out) {
 }
 
 float peak(const float* x, int64_t n) {
-    float most[kLanes];
-    uint32_t is_nan[kLanes] = {};
-    for (int j = 0; j < kLanes; ++j) most[j] = -INFINITY;
+    constexpr int32_t kInfinite = 0x7f800000;  // the bits of a NaN, but for the sign, are more
+    Floats most = all(-INFINITY), others = most;
+    Ints magnitude = as_ints(as_words(all(0.0f))), further = magnitude;
+    const auto look = [](Floats found, Floats& largest_yet, Ints& magnitude_yet) {
+        largest_yet = max(largest_yet, found);
+        magnitude_yet = max(magnitude_yet, as_ints(as_words(found) & 0x7fffffffu));
+    };
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (int j = 0; j < kLanes; ++j) {
-            most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
-            is_nan[j] |= x[i + j] != x[i + j];
-        }
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        look(load<Floats>(x + i), most, magnitude);
+        look(load<Floats>(x + i + kLanes), others, further);
     }
-    for (; i < n; ++i) {
-        most[0] = x[i] > most[0] ? x[i] : most[0];
-        is_nan[0] |= x[i] != x[i];
+    for (; i < n; i += kLanes) {
+        float rest[kLanes];
+        for (int j = 0; j < kLanes; ++j) rest[j] = i + j < n ? x[i + j] : -INFINITY;
+        look(load<Floats>(rest), most, magnitude);
     }
-    for (int j = 1; j < kLanes; ++j) {
-        most[0] = most[j] > most[0] ? most[j] : most[0];
-        is_nan[0] |= is_nan[j];
-    }
-    return is_nan[0] ? NAN : most[0];
+    return largest(max(magnitude, further)) > kInfinite ? NAN : largest(max(most, others));
 }
 
 // e to the x for -600 < x <= 0, within 2 units in the last place: 2^n times the first terms of the
@@ -764,16 +763,32 @@ inline double exp_of(double x) {
     return p * power;
 }
 
+// e to the x for x <= 0, within 3 millionths, at half the cost of `exp`; from -87 on as for -87.
+PALMETTE_INLINE Floats rough_exp(Floats x) {
+    const Floats power = max(x * 1.44269504f, all(-126.0f));
+    const Floats shifted = power + kRounding;
+    const Floats rest = power - (shifted - kRounding);
+    Floats p = all(9.58285e-3f);
+    p = p * rest + 5.590643e-2f;
+    p = p * rest + 0.24024099f;
+    p = p * rest + 0.69312419f;
+    p = p * rest + 1.0f;
+    return as_floats(as_words(p) + (as_words(shifted) << 23));
+}
+
 float total_of_tokens(const float* x, int64_t n, float peak) {
-    Floats sums = all(0.0f);
+    Floats sums = all(0.0f), others = all(0.0f);
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) sums += exp(load<Floats>(x + i) - all(peak));
-    if (i < n) {
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        sums += rough_exp(load<Floats>(x + i) - all(peak));
+        others += rough_exp(load<Floats>(x + i + kLanes) - all(peak));
+    }
+    for (; i < n; i += kLanes) {
         float rest[kLanes];
         for (int j = 0; j < kLanes; ++j) rest[j] = i + j < n ? x[i + j] - peak : -INFINITY;
-        sums += exp(load<Floats>(rest));
+        sums += rough_exp(load<Floats>(rest));
     }
-    return sum(sums);
+    return sum(sums + others);
 }
 
 void weigh_tokens(const float* x, int64_t n, float peak, double temperature, int bits,

@@ -26,3 +26,8 @@ def test_both_ways_are_timed_and_compared(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert out.count("ratio") == 2
     assert "with trace=True" in out
+
+
+def test_the_certainty_of_a_median_comes_from_the_order_alone() -> None:
+    # Tabulated 95 % intervals of a median: the 6th of 21, the 2nd of 9; of 5 there is none.
+    assert [tracing.sure_place(count) for count in (5, 9, 21, 42)] == [0, 1, 5, 14]
