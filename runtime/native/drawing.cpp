@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kFewRows = 2;     // are not worth other threads
 constexpr int64_t kBlock = 512;     // logits that are looked at, or passed over, together
+constexpr int64_t kStretch = 64;    // logits of a block that are passed over together
 constexpr int64_t kFewKept = 1024;  // of the largest are kept in a heap
 // Of what top-p leaves out: so many tokens are looked among first, and so many times as many next.
 constexpr int64_t kFirstParts = 256, kMoreParts = 16;
@@ -74,7 +75,8 @@ float bound_of(const Peaks& peaks, int64_t n, int64_t k) {
 }
 
 // The k first of n tokens in order, as a heap with the last of them at its front.
-void first_in_order(const Peaks& peaks, int64_t n, int64_t k, std::vector<Candidate>& heap) {
+void first_in_order(const Kernels& kernels, const Peaks& peaks, int64_t n, int64_t k,
+                    std::vector<Candidate>& heap) {
     heap.clear();
     float least = -kInfinity;
     const float bound = bound_of(peaks, n, k);
@@ -88,22 +90,26 @@ void first_in_order(const Peaks& peaks, int64_t n, int64_t k, std::vector<Candid
             least = heap.front().logit;
         }
         if (!(peaks.blocks[block] > least)) return;
-        for (; i < count; ++i) {
-            if (!(logits[i] > least)) continue;  // of equals, those there are the lower ones
-            std::pop_heap(heap.begin(), heap.end(), is_before);
-            heap.back() = {logits[i], static_cast<int32_t>(first + i), 0};
-            std::push_heap(heap.begin(), heap.end(), is_before);
-            least = heap.front().logit;
+        while (i < count) {
+            const int64_t end = std::min(i + kStretch, count);
+            if (!(kernels.peak(logits + i, end - i) > least)) i = end;
+            for (; i < end; ++i) {
+                if (!(logits[i] > least)) continue;  // of equals, those there are the lower ones
+                std::pop_heap(heap.begin(), heap.end(), is_before);
+                heap.back() = {logits[i], static_cast<int32_t>(first + i), 0};
+                std::push_heap(heap.begin(), heap.end(), is_before);
+                least = heap.front().logit;
+            }
         }
     });
 }
 
 // Tells the k likeliest of n tokens, best first.
 template <class Logprob>
-void add_likeliest(const Peaks& peaks, int64_t n, int64_t k, const Logprob& logprob,
+void add_likeliest(const Kernels& kernels, const Peaks& peaks, int64_t n, int64_t k, const Logprob& logprob,
                    Answer& answer) {
     std::vector<Candidate>& top = scratch().order;
-    first_in_order(peaks, n, k, top);
+    first_in_order(kernels, peaks, n, k, top);
     std::sort_heap(top.begin(), top.end(), is_before);
     for (const Candidate& each : top) answer.top.emplace_back(each.id, logprob(each.logit));
 }
@@ -150,7 +156,7 @@ int bits_of(int64_t vocab_size) {
 
 Drawer::Drawer(const Kernels& kernels, int num_threads, int64_t vocab_size)
     : kernels_(kernels),
-      pool_(num_threads),
+      num_threads_(std::max(1, num_threads)),
       vocab_size_(vocab_size),
       bits_(bits_of(vocab_size)) {}
 
@@ -159,7 +165,7 @@ void Drawer::draw(const Row* rows, int64_t count, double floor, Drawn* out) {
         for (int64_t i = 0; i < count; ++i) out[i] = draw_one(rows[i], floor);
         return;
     }
-    pool_.each(count, [&](int64_t i) { out[i] = draw_one(rows[i], floor); });
+    own_pool(num_threads_).each(count, [&](int64_t i) { out[i] = draw_one(rows[i], floor); });
 }
 
 void Drawer::describe(const Question* rows, int64_t count, double floor, Answer* out) {
@@ -167,7 +173,7 @@ void Drawer::describe(const Question* rows, int64_t count, double floor, Answer*
         for (int64_t i = 0; i < count; ++i) out[i] = describe_one(rows[i], floor);
         return;
     }
-    pool_.each(count, [&](int64_t i) { out[i] = describe_one(rows[i], floor); });
+    own_pool(num_threads_).each(count, [&](int64_t i) { out[i] = describe_one(rows[i], floor); });
 }
 
 Drawn Drawer::draw_one(const Row& row, double floor) const {
@@ -214,7 +220,7 @@ Answer Drawer::told_of(const Row& row, const Peaks& peaks, int64_t token_id, dou
         return std::min(0.0, std::max(floor, static_cast<double>(logit) - peaks.all - norm));
     };
     answer.logprobs.push_back(logprob(row.logits[token_id]));
-    if (row.num_top > 0) add_likeliest(peaks, vocab_size_, row.num_top, logprob, answer);
+    if (row.num_top > 0) add_likeliest(kernels_, peaks, vocab_size_, row.num_top, logprob, answer);
     return answer;
 }
 
@@ -233,7 +239,7 @@ Answer Drawer::describe_one(const Question& row, double floor) const {
         return std::max(floor, static_cast<double>(logit) - peaks.all - norm);
     };
     for (int64_t token : row.targets) answer.logprobs.push_back(logprob(row.logits[token]));
-    if (row.num_top > 0) add_likeliest(peaks, vocab_size_, row.num_top, logprob, answer);
+    if (row.num_top > 0) add_likeliest(kernels_, peaks, vocab_size_, row.num_top, logprob, answer);
     return answer;
 }
 
@@ -307,7 +313,7 @@ int64_t Drawer::drawn_from_some(const Row& row, const Peaks& peaks) const {
     const int64_t most = row.top_k > 0 ? std::min(row.top_k, n) : n;
     float floor = -kInfinity;
     if (most < n && most <= kFewKept) {
-        first_in_order(peaks, n, most, scratch().order);
+        first_in_order(kernels_, peaks, n, most, scratch().order);
         floor = scratch().order.front().logit;
     }
     const double least = std::max(1.0, std::ceil(std::ldexp(row.min_p, bits_)));

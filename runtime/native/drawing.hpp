@@ -76,7 +76,7 @@ private:
     int64_t add_weights(const Peaks& peaks, double temperature, int64_t* sums) const;
 
     const Kernels& kernels_;
-    Pool pool_;
+    int num_threads_;
     int64_t vocab_size_;
     int bits_;
 };

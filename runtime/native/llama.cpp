@@ -34,7 +34,7 @@ Llama::Llama(const Shape& shape, const Kernels& kernels, bool is_exact, int num_
     : shape_(shape),
       kernels_(kernels),
       takes_(is_exact ? kernels.exact : kernels.takes),
-      pool_(num_threads) {}
+      num_threads_(std::max(1, num_threads)) {}
 
 void Llama::check_kind(const Linear& linear) const {
     if (linear.format == Format::b12 && !kernels_.has_b12)
@@ -55,12 +55,12 @@ void Llama::finish(const float* final_norm, const Linear& embedding, const Linea
 }
 
 template <class Work> void Llama::rows(int64_t count, int64_t cost, const Work& work) {
-    if (count * cost <= kSerial || pool_.num_threads() == 1) {
+    if (count * cost <= kSerial || num_threads_ == 1) {
         for (int64_t row = 0; row < count; ++row) work(row);
         return;
     }
-    const int64_t parts = std::min<int64_t>(count, pool_.num_threads() * 4);
-    pool_.each(parts, [&](int64_t part) {
+    const int64_t parts = std::min<int64_t>(count, num_threads_ * 4);
+    pool_->each(parts, [&](int64_t part) {
         const int64_t end = count * (part + 1) / parts;
         for (int64_t row = count * part / parts; row < end; ++row) work(row);
     });
@@ -69,9 +69,9 @@ template <class Work> void Llama::rows(int64_t count, int64_t cost, const Work& 
 void Llama::multiply(const Linear& linear, const Rows& input, int64_t rows, float* y, int64_t ldy,
                      Ending ending, const Linear* next) {
     // Parts are pairs of tiles: a gate and what it gates stay together.
-    const int64_t threads = pool_.num_threads(), pairs = pairs_of(linear);
+    const int64_t threads = num_threads_, pairs = pairs_of(linear);
     const int64_t parts = std::min(pairs, threads * kItems);
-    pool_.each_in_ranges(
+    pool_->each_in_ranges(
         parts,
         [&](int64_t part) {
             const int64_t first = pairs * part / parts * 2;
@@ -189,9 +189,9 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
         num_groups += (count + step - 1) / step;
     }
     // Few parts would leave threads without work.
-    const int64_t enough = pool_.num_threads() * kItems;
-    const bool may_split = pool_.num_threads() > 1 && num_groups * shape_.num_kv_heads < enough;
-    const bool in_order = num_groups >= enough || pool_.num_threads() == 1;
+    const int64_t enough = num_threads_ * kItems;
+    const bool may_split = num_threads_ > 1 && num_groups * shape_.num_kv_heads < enough;
+    const bool in_order = num_groups >= enough || num_threads_ == 1;
     const Heads heads{shape_.num_heads, shape_.num_kv_heads, dim,           pages.page_size,
                       pages.head_step,  pages.page_step,     pages.is_bf16, in_order};
     const int64_t heads_each = in_order ? heads.num_kv_heads : 1;
@@ -221,7 +221,7 @@ void Llama::attend(const Batch& batch, const Pages& pages, int64_t layer) {
         }
     }
     if (stretches_.size() < static_cast<size_t>(room)) stretches_.resize(static_cast<size_t>(room));
-    pool_.each(static_cast<int64_t>(parts.size()), [&](int64_t i) {
+    pool_->each(static_cast<int64_t>(parts.size()), [&](int64_t i) {
         const Part& part = parts[static_cast<size_t>(i)];
         for (int64_t head = part.kv_head; head < part.kv_head + heads_each; ++head) {
             if (part.stretch < 0) {
@@ -268,6 +268,7 @@ void Llama::check_ranges(const Batch& batch, const Pages& pages) const {
 
 void Llama::forward(const Batch& batch, const Pages& pages, float* logits) {
     check_ranges(batch, pages);
+    pool_ = &own_pool(num_threads_);
     const int64_t t = batch.num_rows, h = shape_.hidden, dim = shape_.head_dim;
     const int64_t q = shape_.num_heads * dim, all = q + 2 * shape_.num_kv_heads * dim;
     const int64_t widest = std::max({h, q, shape_.inner});

@@ -62,7 +62,7 @@ public:
     // std::invalid_argument for a batch that is none. One caller at a time.
     void forward(const Batch& batch, const Pages& pages, float* logits);
 
-    int num_threads() const { return pool_.num_threads(); }
+    int num_threads() const { return num_threads_; }
 
 private:
     void check_kind(const Linear& linear) const;
@@ -81,7 +81,8 @@ private:
     Shape shape_;
     const Kernels& kernels_;
     const Input* takes_;
-    Pool pool_;
+    int num_threads_;
+    Pool* pool_ = nullptr;  // the caller's, while it is here
     std::vector<Layer> layers_;
     const float* final_norm_ = nullptr;
     Linear embedding_{}, head_{};

@@ -98,4 +98,12 @@ void Pool::serve(int thread) {
     }
 }
 
+Pool& own_pool(int num_threads) {
+    static thread_local std::vector<std::unique_ptr<Pool>> pools;  // as a rule there is one
+    for (const auto& pool : pools)
+        if (pool->num_threads() == num_threads) return *pool;
+    pools.push_back(std::make_unique<Pool>(num_threads));
+    return *pools.back();
+}
+
 }  // namespace palmette

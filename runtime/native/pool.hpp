@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <type_traits>
@@ -90,5 +91,9 @@ private:
     std::vector<Range> ranges_;
     std::vector<std::thread> threads_;
 };
+
+// The calling thread's own pool of so many, kept until the thread ends: what it does one after the
+// other shares the threads, which as a rule still spin for the next task and need not be woken.
+Pool& own_pool(int num_threads);
 
 }  // namespace palmette

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -281,3 +284,29 @@ def test_of_a_row_with_a_bias_a_trace_is_told_of_the_models_own_logits() -> None
     (exact,) = sampler.describe(logits, [7], [3])
     assert isinstance(told, SampledToken)
     assert told.logprob == exact
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted by Linux")
+def test_what_a_thread_does_one_after_the_other_shares_its_helpers() -> None:
+    logits = np.random.default_rng(1).normal(size=(8, 4096)).astype(np.float32)
+    counts = []
+
+    def count() -> int:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+    def work() -> None:
+        counts.append(count())
+        for _ in range(3):
+            drawer = native.Drawer(NAMES[0], 3, logits.shape[1])
+            drawer.describe(logits.ctypes.data, logits.shape[1], [[1]] * 8, [0] * 8, -1e4)
+            counts.append(count())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    before, *during = counts
+    assert during == [before + 2] * 3
+    deadline = time.monotonic() + 10
+    while count() != before - 1:  # they end with it
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
