@@ -61,6 +61,19 @@ def test_it_runs_over_our_own_server(
         assert state.meta("team")["probabilities"] == pytest.approx(odds, rel=1e-3)
 
 
+def test_it_is_the_same_on_a_server_of_ours_as_in_process(
+    engine: pm.Engine, load_example: LoadExample
+) -> None:
+    example = load_example("quickstart")
+    here = example.run(engine, "My invoice is wrong.")
+    with live(engine, model_name="m") as url, pm.Endpoint(url) as backend:
+        there = example.run(backend, "My invoice is wrong.")
+    assert there.text() == here.text()
+    assert there.token_ids() == here.token_ids()
+    assert there["record"] == here["record"]
+    assert there.meta("team")["probabilities"] == here.meta("team")["probabilities"]
+
+
 def test_the_table_has_a_row_for_each_primitive_whose_sum_is_what_the_engine_counted(
     engine: pm.Engine, load_example: LoadExample, capsys: pytest.CaptureFixture[str]
 ) -> None:
