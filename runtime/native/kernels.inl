@@ -350,7 +350,8 @@ void turn(float* head, int64_t dim, const float* cosines, const float* sines) {
 // Stretches of 512 keys are each begun anew and joined in their order, as in "Flash-Decoding".
 
 constexpr int64_t kKeys = 64;
-constexpr int kQueries = 8;         // heads that are multiplied with a key at once
+constexpr int kQueries = 8;         // heads that are multiplied with keys at once
+constexpr int kTogether = kParts == 1 ? 2 : 1;  // times 16 keys or dimensions, as registers allow
 constexpr int64_t kMaxQueries = kMaxQueriesTogether;
 constexpr int64_t kMaxDim = kMaxHeadDim;
 
@@ -359,27 +360,42 @@ template <bool is_bf16> inline Floats load_kv(const void* base, int64_t index) {
     return load<Floats>(static_cast<const float*>(base) + index);
 }
 
-template <int R>
-inline void score(const float* const* queries, const float* keys, int64_t dim, float* scores) {
-    Floats acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = all(0.0f);
+// Of R query heads, whose number for dimension d is query(r, d), and P times 16 keys.
+template <int R, int P, class Query>
+inline void score(const Query& query, const float* keys, int64_t dim, float* scores) {
+    Floats acc[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) acc[r][p] = all(0.0f);
     for (int64_t d = 0; d < dim; ++d) {
-        const Floats k = load<Floats>(keys + d * kLanes);
-        for (int r = 0; r < R; ++r) acc[r] += k * all(queries[r][d]);
+        Floats k[P];
+        for (int p = 0; p < P; ++p) k[p] = load<Floats>(keys + (p * dim + d) * kLanes);
+        for (int r = 0; r < R; ++r) {
+            const Floats q = all(query(r, d));
+            for (int p = 0; p < P; ++p) acc[r][p] += k[p] * q;
+        }
     }
-    for (int r = 0; r < R; ++r) store(scores + r * kKeys, acc[r]);
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) store(scores + r * kKeys + p * kLanes, acc[r][p]);
 }
 
-template <bool is_bf16, int R>
-inline void gather(const void* values, const int64_t* where, int64_t num_keys, const float* weights,
-                   int64_t d, float* sums, int64_t ld) {
-    Floats acc[R];
-    for (int r = 0; r < R; ++r) acc[r] = load<Floats>(sums + r * ld + d);
+// Of P times 16 dimensions; those of key j lie from place_of(j) on.
+template <int R, int P, class Number, class PlaceOf>
+inline void gather(const Number* values, const PlaceOf& place_of, int64_t num_keys,
+                   const float* weights, float* sums, int64_t ld) {
+    Floats acc[R][P];
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) acc[r][p] = load<Floats>(sums + r * ld + p * kLanes);
     for (int64_t j = 0; j < num_keys; ++j) {
-        const Floats v = load_kv<is_bf16>(values, where[j] + d);
-        for (int r = 0; r < R; ++r) acc[r] += v * all(weights[r * kKeys + j]);
+        Floats v[P];
+        for (int p = 0; p < P; ++p)
+            v[p] = load_kv<sizeof(Number) == 2>(values, place_of(j) + p * kLanes);
+        for (int r = 0; r < R; ++r) {
+            const Floats w = all(weights[r * kKeys + j]);
+            for (int p = 0; p < P; ++p) acc[r][p] += v[p] * w;
+        }
     }
-    for (int r = 0; r < R; ++r) store(sums + r * ld + d, acc[r]);
+    for (int r = 0; r < R; ++r)
+        for (int p = 0; p < P; ++p) store(sums + r * ld + p * kLanes, acc[r][p]);
 }
 
 // Where the keys of a block from `start` on lie, as an index; those after `end` are the last one.
@@ -616,46 +632,87 @@ void attend_some(const Heads& heads, const Span& span, int64_t kv_head, int64_t 
     const int64_t count = rows.count, end = rows.most_seen;
     alignas(64) float sums[kMaxQueries * kMaxDim];
     alignas(64) float scores[kMaxQueries * kKeys];
-    alignas(64) float block[kMaxDim * kLanes];
+    alignas(64) float block[kTogether * kMaxDim * kLanes];
+    alignas(64) float turned[kMaxQueries * kMaxDim];
+    alignas(64) float wide[is_bf16 ? kKeys * kMaxDim : 1];
+    // Numbers of heads that are used together lie together: there is no register for each head's place.
+    const int64_t num_turned = count / kQueries * kQueries;
+    for (int64_t i = 0; i < num_turned; i += kQueries)
+        for (int64_t d = 0; d < dim; ++d)
+            for (int r = 0; r < kQueries; ++r)
+                turned[i * dim + d * kQueries + r] = rows.query[i + r][d];
     Places places{heads,  span, kv_head, first_of(reach), last_of(reach, end),
                   keys, values, is_bf16 ? 2 : 4, {}, nullptr};
     places.find_first();
+    const auto score_of = [&](int64_t part, auto num_parts) {
+        constexpr int P = decltype(num_parts)::value;
+        float* const to = scores + part;
+        for (int64_t i = 0; i < num_turned; i += kQueries) {
+            const float* const query = turned + i * dim;
+            score<kQueries, P>([query](int r, int64_t d) { return query[d * kQueries + r]; }, block, dim,
+                               to + i * kKeys);
+        }
+        with_count<kQueries - 1>(count - num_turned, [&](auto rest) {
+            const float* const* const query = rows.query + num_turned;
+            score<decltype(rest)::value, P>([query](int r, int64_t d) { return query[r][d]; }, block, dim,
+                                            to + num_turned * kKeys);
+        });
+    };
     const auto block_from = [&](int64_t start) {
         const int64_t num_keys = end - start < kKeys ? end - start : kKeys;
         const int64_t* const where = places.block(start);
-        for (int64_t part = 0; part < num_keys; part += kLanes) {
-            places.fetch_keys(part, kLanes);
-            places.fetch_values(part, kLanes);
-            for (int64_t d = 0; d < dim; d += kLanes) {
-                Floats v[16];
-                for (int j = 0; j < kLanes; ++j) v[j] = load_kv<is_bf16>(keys, where[part + j] + d);
-                transpose(v);
-                for (int i = 0; i < kLanes; ++i) store(block + (d + i) * kLanes, v[i]);
+        for (int64_t part = 0; part < num_keys; part += kTogether * kLanes) {
+            const int64_t num_parts = (num_keys - part + kLanes - 1) / kLanes;
+            for (int64_t p = 0; p < kTogether && p < num_parts; ++p) {
+                const int64_t first_key = part + p * kLanes;
+                places.fetch_keys(first_key, kLanes);
+                places.fetch_values(first_key, kLanes);
+                for (int64_t d = 0; d < dim; d += kLanes) {
+                    Floats v[16];
+                    for (int j = 0; j < kLanes; ++j)
+                        v[j] = load_kv<is_bf16>(keys, where[first_key + j] + d);
+                    transpose(v);
+                    for (int i = 0; i < kLanes; ++i) store(block + (p * dim + d + i) * kLanes, v[i]);
+                }
             }
-            for (int64_t i = 0; i < count; i += kQueries) {
-                with_count<kQueries>(count - i, [&](auto some) {
-                    score<decltype(some)::value>(rows.query + i, block, dim,
-                                                 scores + i * kKeys + part);
-                });
-            }
+            with_count<kTogether>(num_parts, [&](auto some) { score_of(part, some); });
         }
         for (int64_t i = 0; i < count; ++i) {
             float* const own = scores + i * kKeys;
             weigh(
-                rows, i, start, own, sums + i * dim, dim, [](Floats x) { return exp(x); },
+                rows, i, start, own, sums + i * dim, dim,
+                [](Floats x) {
+                    if constexpr (is_bf16) return rough_exp(x);  // nearer than keys are rounded
+                    return exp(x);
+                },
                 [own](int k, Floats weights) {
                     store(own + k * kLanes, weights);
                     return weights;
                 });
         }
-        for (int64_t i = 0; i < count; i += kQueries) {
-            with_count<kQueries>(count - i, [&](auto some) {
-                for (int64_t d = 0; d < dim; d += kLanes) {
-                    gather<is_bf16, decltype(some)::value>(values, where, num_keys,
-                                                           scores + i * kKeys, d, sums + i * dim,
-                                                           dim);
-                }
-            });
+        const auto gather_from = [&](const auto* from, auto place_of) {
+            for (int64_t i = 0; i < count; i += kQueries) {
+                with_count<kQueries>(count - i, [&](auto some) {
+                    for (int64_t d = 0; d < dim; d += kTogether * kLanes) {
+                        with_count<kTogether>((dim - d) / kLanes, [&](auto parts) {
+                            gather<decltype(some)::value, decltype(parts)::value>(
+                                from + d, place_of, num_keys, scores + i * kKeys, sums + i * dim + d,
+                                dim);
+                        });
+                    }
+                });
+            }
+        };
+        const auto at_place = [where](int64_t j) { return where[j]; };
+        if constexpr (!is_bf16) {
+            gather_from(static_cast<const float*>(values), at_place);
+        } else if (count <= kQueries) {
+            gather_from(static_cast<const uint16_t*>(values), at_place);
+        } else {  // more than once: widened once
+            for (int64_t j = 0; j < num_keys; ++j)
+                for (int64_t d = 0; d < dim; d += kLanes)
+                    store(wide + j * dim + d, load_kv<true>(values, where[j] + d));
+            gather_from(wide, [dim](int64_t j) { return j * dim; });
         }
     };
     go_through_apart(rows, dim, reach, sums, block_from, [&](int64_t i, const float* own, float total) {
@@ -761,19 +818,6 @@ inline double exp_of(double x) {
     double power;
     std::memcpy(&power, &bits, sizeof power);
     return p * power;
-}
-
-// 2 to the power, which is 0 or less, within 3 millionths; below -126 as for -126.
-PALMETTE_INLINE Floats rough_exp2(Floats power) {
-    power = max(power, all(-126.0f));
-    const Floats shifted = power + kRounding;
-    const Floats rest = power - (shifted - kRounding);
-    Floats p = all(9.58285e-3f);
-    p = p * rest + 5.590643e-2f;
-    p = p * rest + 0.24024099f;
-    p = p * rest + 0.69312419f;
-    p = p * rest + 1.0f;
-    return as_floats(as_words(p) + (as_words(shifted) << 23));
 }
 
 float total_of_tokens(const float* x, int64_t n, float peak) {
