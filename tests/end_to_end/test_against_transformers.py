@@ -90,7 +90,7 @@ def prompts(tokenizer: LoadedTokenizer, extent: Extent) -> list[tuple[int, ...]]
     long_ids = tokenizer.encode(text)
     prompts += [tuple(long_ids[:length]) for length in LENGTHS]
     assert len(prompts) == 24
-    prompts = prompts[:-1:extent.every] + prompts[-1:]
+    prompts = prompts[: -1 : extent.every] + prompts[-1:]
     assert min(map(len, prompts)) == 1
     assert max(map(len, prompts)) == 700
     return prompts
