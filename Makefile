@@ -14,6 +14,8 @@ SOURCES := pyproject.toml setup.py constraints.txt $(wildcard grammar/native/* r
 # What `make bench` runs as it is.
 BENCHMARKS := $(filter-out __init__ determinism plotting, $(notdir $(basename $(wildcard benchmarks/*.py))))
 
+# Where it is set, every process that a test starts compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_NUM_THREADS ?= 2
 

@@ -74,7 +74,12 @@ class PagePool:
 
     def owned(self) -> list[int]:
         """Every page that a sequence owns, in order. O(num_pages): for checks, not for steps."""
-        return [p for p, state in enumerate(self._states) if state == _OWNED]
+        return self.in_state(PageState.OWNED)
+
+    def in_state(self, state: PageState) -> list[int]:
+        """Every page in it, in order. For checks, as `owned`."""
+        wanted = state.value
+        return [page_id for page_id, each in enumerate(self._states) if each == wanted]
 
     def free_page_ids(self) -> list[int]:
         """Every free page. For checks, as `owned`."""

@@ -61,9 +61,9 @@ class HistoryModel:
             length = batch.positions[row] + 1
             num_pages = -(-length // kv.page_size)
             read = kv.reader(batch.page_tables[sequence][:num_pages]).read(0)
-            history = tuple(int(token_id) for token_id in read[0, 0, :length, 0])
-            for token_id, value in self._logits_of(history).items():
-                logits[index, token_id] = value
+            history = tuple(read[0, 0, :length, 0].long().tolist())
+            if found := self._logits_of(history):
+                logits[index, list(found)] = torch.tensor(list(found.values()))
         return logits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,14 @@ def smollm2() -> Path:
         return resolve_model(SMALL_MODEL)
     except ModelNotPulled as error:
         pytest.fail(str(error))
+
+
+def pytest_collection_finish() -> None:
+    """Every module is loaded by now and stays: a collection of garbage need not look at them all,
+    which over the whole run, and in tests that collect again and again, takes minutes.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

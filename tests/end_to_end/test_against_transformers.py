@@ -1,7 +1,8 @@
 """Greedy ids and logits equal transformers' on the same weights in float32.
 
 transformers is run teacher-forced over our output: if at every position its best token after the
-same prefix is ours, then its own greedy decoding gives our ids.
+same prefix is ours, then its own greedy decoding gives our ids. Some of the prompts go on for 20
+tokens, and among the slow tests all of them for 64.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from palmette.runtime.loading import LoadedModel, load_model
 from palmette.runtime.tokenization import LoadedTokenizer, load_tokenizer
 from tests.end_to_end.oracle import teacher_forced_logits
 
-NUM_NEW_TOKENS = 64
 MAX_LOGIT_ERROR = 1e-3
 TIE = 1e-4  # two best logits closer than this may be swapped by rounding
 
@@ -50,6 +50,23 @@ QUESTIONS = [
 LENGTHS = [30, 127, 128, 129, 300, 700]  # around a page and a chunk, and the longest
 
 
+@dataclass(frozen=True)
+class Extent:
+    """Each `every`-th of the 24 prompts, with the longest in any case."""
+
+    every: int
+    num_new_tokens: int
+
+
+@pytest.fixture(
+    scope="module",
+    params=[Extent(3, 20), pytest.param(Extent(1, 64), marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def extent(request: pytest.FixtureRequest) -> Extent:
+    return request.param
+
+
 @pytest.fixture(scope="module")
 def loaded(smollm2: Path) -> LoadedModel:
     return load_model(smollm2, dtype="float32")
@@ -61,7 +78,7 @@ def tokenizer(smollm2: Path) -> LoadedTokenizer:
 
 
 @pytest.fixture(scope="module")
-def prompts(tokenizer: LoadedTokenizer) -> list[tuple[int, ...]]:
+def prompts(tokenizer: LoadedTokenizer, extent: Extent) -> list[tuple[int, ...]]:
     prompts = [tuple(tokenizer.encode(text)) for text in PLAIN]
     for question in QUESTIONS:
         pieces = tokenizer.chat_template.render([{"role": "user", "content": question}])
@@ -73,6 +90,7 @@ def prompts(tokenizer: LoadedTokenizer) -> list[tuple[int, ...]]:
     long_ids = tokenizer.encode(text)
     prompts += [tuple(long_ids[:length]) for length in LENGTHS]
     assert len(prompts) == 24
+    prompts = prompts[: -1 : extent.every] + prompts[-1:]
     assert min(map(len, prompts)) == 1
     assert max(map(len, prompts)) == 700
     return prompts
@@ -112,10 +130,12 @@ def make_engine(
     return engine, recorder
 
 
-def run(engine: Engine, prompts: list[tuple[int, ...]], *, together: bool) -> list[list[int]]:
+def run(
+    engine: Engine, prompts: list[tuple[int, ...]], num_new_tokens: int, *, together: bool
+) -> list[list[int]]:
     """Greedy output ids of each prompt, never ended by a stop token."""
     outputs: list[list[int]] = [[] for _ in prompts]
-    sampling = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_tokens=num_new_tokens, ignore_eos=True)
     for group in [range(len(prompts))] if together else [[i] for i in range(len(prompts))]:
         for index in group:
             engine.submit(
@@ -133,16 +153,20 @@ class Reference:
 
     outputs: list[list[int]]
     recorder: Recorder
-    logits: list[torch.Tensor]  # [NUM_NEW_TOKENS, vocab] for each prompt
+    logits: list[torch.Tensor]  # [num_new_tokens, vocab] for each prompt
     stop_token_ids: list[int]
 
 
 @pytest.fixture(scope="module")
 def reference(
-    smollm2: Path, loaded: LoadedModel, tokenizer: LoadedTokenizer, prompts: list[tuple[int, ...]]
+    smollm2: Path,
+    loaded: LoadedModel,
+    tokenizer: LoadedTokenizer,
+    prompts: list[tuple[int, ...]],
+    extent: Extent,
 ) -> Reference:
     engine, recorder = make_engine(loaded, tokenizer, 512)
-    outputs = run(engine, prompts, together=False)
+    outputs = run(engine, prompts, extent.num_new_tokens, together=False)
     logits = [
         teacher_forced_logits(smollm2, [*prompt, *output[:-1]], len(prompt) - 1)
         for prompt, output in zip(prompts, outputs, strict=True)
@@ -159,8 +183,8 @@ def assert_agrees(
     """Every id and every logit; what rounding may excuse is printed."""
     ties = []
     for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        assert len(output) == NUM_NEW_TOKENS
         logits = reference.logits[index]
+        assert len(output) == len(logits)
         allowed = logits.index_fill(1, torch.tensor(reference.stop_token_ids), -torch.inf)
         best = allowed.topk(2, dim=-1)
         for step, token_id in enumerate(output):
@@ -188,23 +212,26 @@ def test_greedy_ids_and_logits_equal_transformers_in_one_batch_in_chunks_of(
     loaded: LoadedModel,
     tokenizer: LoadedTokenizer,
     prompts: list[tuple[int, ...]],
+    extent: Extent,
     reference: Reference,
 ) -> None:
     engine, recorder = make_engine(loaded, tokenizer, max_batch_tokens)
-    assert_agrees(prompts, run(engine, prompts, together=True), recorder, reference)
+    outputs = run(engine, prompts, extent.num_new_tokens, together=True)
+    assert_agrees(prompts, outputs, recorder, reference)
 
 
 def test_greedy_ids_and_logits_equal_transformers_when_served_from_the_cache(
     loaded: LoadedModel,
     tokenizer: LoadedTokenizer,
     prompts: list[tuple[int, ...]],
+    extent: Extent,
     reference: Reference,
 ) -> None:
     engine, recorder = make_engine(loaded, tokenizer, 512)
-    run(engine, prompts, together=True)
+    run(engine, prompts, extent.num_new_tokens, together=True)
     recorder.logits.clear()
     before = engine.stats()
-    outputs = run(engine, prompts, together=True)
+    outputs = run(engine, prompts, extent.num_new_tokens, together=True)
     counted = engine.stats().since(before)
     # Of every prompt all but the last token is there.
     assert counted.cached_tokens == sum(len(prompt) - 1 for prompt in prompts)
