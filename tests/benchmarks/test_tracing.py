@@ -23,8 +23,10 @@ def test_both_ways_are_timed_and_compared(capsys: pytest.CaptureFixture[str]) ->
     with AsyncEngine.over(lambda: tiny_engine(num_pages=512)) as engine:
         assert tracing.compare("forks", sizes.fork, engine, rounds=1) > 0
         assert tracing.compare("batch", sizes.batch, engine, rounds=1) > 0
+        assert 0 < tracing.share_of_recording("batch", sizes.batch, engine, rounds=1) < 1
     out = capsys.readouterr().out
     assert out.count("ratio") == 2
+    assert out.count("recording") == 1
     assert "with trace=True" in out
 
 
