@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from palmette.errors import PrimitiveFailed
+from palmette.errors import PrimitiveFailed, RequestAborted
 from palmette.lang.limits import Budget, OutOfTokens, Stop
 from palmette.lang.outlook import Ahead
 from palmette.lang.signals import Signal
@@ -343,7 +343,14 @@ class Branch:
             except OutOfTokens as error:
                 self.fail(error.failure(operation, self.path))
                 return
-            except Exception as error:
+            except asyncio.CancelledError as error:
+                if self._stop() is not None:
+                    raise
+                aborted = RequestAborted("it was cancelled by something else than the program")
+                aborted.__cause__ = error
+                self.fail(self._failure(operation, aborted))
+                return
+            except BaseException as error:  # SystemExit, too: who waits must hear of it
                 self.fail(self._failure(operation, error))
                 return
             with self.run.lock:
@@ -362,7 +369,7 @@ class Branch:
         else:
             self.run.tell(ended)
 
-    def _failure(self, operation: Operation, error: Exception) -> Failure:
+    def _failure(self, operation: Operation, error: BaseException) -> Failure:
         name, where = operation.name, operation.where
         return Failure(partial(PrimitiveFailed, name, error, where=where, path=self.path))
 

@@ -5,6 +5,7 @@ states, one for `async def` programs called from plain code, and a bounded pool 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import os
 import queue
@@ -48,9 +49,19 @@ class LoopThread:
                 self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._loop.run_forever, name=self._name, daemon=True
+                    target=_run_on, args=(self._loop,), name=self._name, daemon=True
                 ).start()
             return self._loop
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run `loop`, also when one of its tasks ends with a SystemExit: that is for who waits for the
+    task, and the loop is for all programs.
+    """
+    while True:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
+            return
 
 
 class ThreadPool:

@@ -210,7 +210,7 @@ class PrimitiveFailed(ProgramError):
     def __init__(
         self, primitive: str, cause: BaseException, *, where: str, path: tuple[int, ...] = ()
     ) -> None:
-        why = str(cause) or type(cause).__name__
+        why = (str(cause) or type(cause).__name__) if isinstance(cause, Exception) else repr(cause)
         super().__init__(f"{primitive} at {where} failed: {why}")
         self.primitive = primitive
         self.where = where

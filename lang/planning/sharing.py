@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, cast
 
+from palmette.errors import RequestAborted
 from palmette.lang.wrapping import Listening, Wrapping
 from palmette.protocol import (
     Outlook,
@@ -175,7 +176,12 @@ class SharingBackend(Wrapping[TokenBackend]):
     ) -> None:
         try:
             await ask(answer)
-        except Exception as error:
+        except asyncio.CancelledError as error:
+            if not answer.num_readers:
+                raise
+            answer.error = RequestAborted("the backend cancelled the request")
+            answer.error.__cause__ = error
+        except BaseException as error:
             answer.error = error
         finally:
             answer.is_over = True
@@ -266,7 +272,7 @@ class _Answer:
     def __init__(self) -> None:
         self.pieces: list[Any] = []
         self.num_tokens = _TOKENS_PER_ANSWER
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_over = False
         self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
