@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from palmette.errors import ProgramError, UnsupportedFeature
 from palmette.lang.branch import Branch
@@ -64,7 +65,7 @@ class _Builder:
         self._where = where
         self.role = branch.role
         self.slots: dict[str, Slot] = {}
-        self.spans = dict(branch.spans)
+        self.spans: dict[str, Sequence[Span]] = dict(branch.spans)
 
     def operation(self, expr: Expr) -> Operation:
         """What carries out `expr`, which is no sequence."""
@@ -85,11 +86,13 @@ class _Builder:
         if isinstance(expr, RoleEnd):
             return self._end_role(expr)
         if isinstance(expr, ScopeBegin):
-            span = self.spans[expr.name] = Span()
+            span = Span()
+            self.spans[expr.name] = (*self.spans.get(expr.name, ()), span)
             return BeginScope(name=name, where=where, span=span)
         assert isinstance(expr, ScopeEnd)
         slot = self._new_slot(expr, expr.name, append=False)
-        return EndScope(name=name, where=where, slot=slot, span=self.spans.pop(expr.name))
+        *self.spans[expr.name], span = self.spans[expr.name]
+        return EndScope(name=name, where=where, slot=slot, span=span)
 
     def _gen(self, expr: Gen) -> Operation:
         backend = self._run.backend

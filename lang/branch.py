@@ -50,7 +50,8 @@ class Branch:
         self.role: str | None = None  # as the program sees it, ahead of the transcript's
         self.num_forks = 0
         self.inherited: dict[str, Slot] = {}  # the parent's variables at the fork
-        self.spans: dict[str, Span] = {}  # variable scopes that are open
+        # Variable scopes that are open, by name, the innermost last.
+        self.spans: dict[str, Sequence[Span]] = {}
         self.chunks: list[str] = []
         self.failure: Failure | None = None
         self.stopped: Stop | None = None  # itself, not with one it came from

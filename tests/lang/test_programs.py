@@ -666,3 +666,17 @@ def test_generators_and_functions_without_a_state_are_no_programs() -> None:
 
     with pytest.raises(pm.InvalidRequest, match="num_api_spec_tokens must be at least 1"):
         pm.function(num_api_spec_tokens=0)
+
+
+def test_variable_scopes_of_one_name_nest() -> None:
+    @pm.function
+    def program(s: pm.State) -> list[str]:
+        with s.var_scope("x"):
+            s += "a"
+            with s.var_scope("x"):
+                s += "b"
+            inner = s["x"]
+            s += "c"
+        return [inner, s["x"]]
+
+    assert program.run(backend=pm.ScriptedBackend("ok")).ret_value == ["b", "abc"]
