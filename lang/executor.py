@@ -17,7 +17,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SHARED: weakref.WeakSet[LoopThread | ThreadPool] = weakref.WeakSet()
+_SHARED: weakref.WeakSet[LoopThread | ThreadPool | ThreadPools] = weakref.WeakSet()
+
+# How many works of `ThreadPools` the calling code is within, on whatever thread or loop it runs.
+_DEPTH = contextvars.ContextVar("depth", default=0)
 
 
 class LoopThread:
@@ -126,6 +129,48 @@ class ThreadPool:
             with self._lock:
                 if self._work.empty():
                     self._num_idle += 1
+
+
+class ThreadPools:
+    """A `ThreadPool` for each depth of work that asks for work, and may wait for it: in one pool
+    those that wait could hold all threads, and what they wait for would never begin.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._lock = threading.RLock()  # as in Run
+        self._pools: list[ThreadPool] = []
+        _SHARED.add(self)
+
+    def submit(self, function: Callable[[], T]) -> Future[T]:
+        """Call `function` on a thread, in the caller's context."""
+        depth = _DEPTH.get()
+        with self._lock:
+            while len(self._pools) <= depth:
+                number = len(self._pools)
+                name = f"{self._name}-{number}" if number else self._name
+                self._pools.append(ThreadPool(self._size, name))
+            pool = self._pools[depth]
+
+        def work() -> T:
+            _DEPTH.set(depth + 1)  # in the context that the pool runs it in
+            return function()
+
+        return pool.submit(work)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """As `submit`, waited for on the running event loop. Cancelling takes back what has not
+        begun. A StopIteration, which no task can end with, is a RuntimeError, as in generators.
+        """
+
+        def work() -> T:
+            try:
+                return function()
+            except StopIteration as error:
+                raise RuntimeError("StopIteration was raised") from error
+
+        return await asyncio.wrap_future(self.submit(work))
 
 
 def _renew_locks() -> None:

@@ -29,7 +29,7 @@ from palmette.lang.backend import (
 )
 from palmette.lang.call import Call
 from palmette.lang.constants import constant_token_ids
-from palmette.lang.executor import LoopThread, ThreadPool
+from palmette.lang.executor import LoopThread, ThreadPools
 from palmette.lang.options import RUN_OPTION_NAMES, RunOptions
 from palmette.lang.planning.outline import Outline
 from palmette.lang.planning.plan import BatchPlan, plan_of
@@ -41,7 +41,7 @@ from palmette.lang.state import State
 from palmette.protocol import TokenBackend
 
 # Programs that are streamed or awaited although they are plain functions hold a thread each while
-# they run; more than this wait their turn.
+# they run; more than this wait their turn, but for those that such a program itself begins.
 _MAX_PROGRAM_THREADS = 128
 
 # How many runs of a batch are under way at a time where the caller does not say. A plain function
@@ -49,7 +49,7 @@ _MAX_PROGRAM_THREADS = 128
 _MAX_BATCH_THREADS = 96
 _MAX_ASYNC_RUNS = 1024
 
-_THREADS = ThreadPool(_MAX_PROGRAM_THREADS, "palmette-program")
+_THREADS = ThreadPools(_MAX_PROGRAM_THREADS, "palmette-program")
 _PROGRAMS = LoopThread("palmette-programs")
 
 
@@ -535,7 +535,7 @@ class Function:
             await call.run_async()
             return
         try:
-            await asyncio.wrap_future(_THREADS.submit(call.run))
+            await _THREADS.call(call.run)
         except asyncio.CancelledError:
             call.cancel()
             raise

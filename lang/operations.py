@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from palmette.errors import EngineError, InvalidRequest, RequestAborted, UnsupportedFeature
@@ -27,6 +28,7 @@ from palmette.lang.choices import (
     normalized_by_unconditional,
     scored,
 )
+from palmette.lang.executor import ThreadPools
 from palmette.lang.healing import index_of
 from palmette.lang.limits import Grant
 from palmette.lang.logprobs import logprobs_meta, with_top
@@ -56,6 +58,9 @@ T = TypeVar("T")
 
 # Encoding takes about a microsecond for a character; going to a thread and back, some hundred.
 _MANY_CHARS = 20_000
+
+# Rules of programs may run programs that have rules; encoding must not wait for either.
+_RULES = ThreadPools(32, "palmette-rule")
 
 # Forks and branches are numbered from 0 on.
 _NOWHERE = -1
@@ -577,7 +582,7 @@ class Choose(Operation):
         unconditional = None
         if getattr(rule, "requires_unconditional_logprobs", False):
             unconditional = scored(continuations, await self._unconditional(branch, request))
-        decided = await asyncio.to_thread(
+        decide = partial(
             rule,
             choices=options,
             normalized_prompt_logprobs=means,
@@ -585,6 +590,7 @@ class Choose(Operation):
             output_token_logprobs=[[] for _ in options],
             unconditional_token_logprobs=unconditional,
         )
+        decided: Any = await _RULES.call(decide)
         decision = getattr(decided, "decision", decided)
         if decision not in options:
             raise InvalidRequest(

@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from palmette.lang.executor import LoopThread, ThreadPool
+import palmette as pm
+from palmette.lang.executor import LoopThread, ThreadPool, ThreadPools
 from palmette.lang.signals import Signal
 
 place = contextvars.ContextVar("place", default="")
@@ -128,3 +129,65 @@ if child:
     assert done.stderr == ""
     assert done.stdout.split() == ["11", "22", "22"]
     assert done.returncode == 0
+
+
+def test_work_that_waits_for_work_of_its_own_does_not_keep_it_from_beginning() -> None:
+    pools = ThreadPools(2, "test-pools")
+    all_wait = threading.Barrier(2)
+
+    def leaf() -> str:
+        return threading.current_thread().name
+
+    def branch() -> str:
+        all_wait.wait(20)
+        return pools.submit(leaf).result(20)
+
+    def tree() -> str:
+        all_wait.wait(20)
+        return pools.submit(branch).result(20)
+
+    names = [future.result(60) for future in [pools.submit(tree) for _ in range(4)]]
+    assert set(names) <= {"test-pools-2-1", "test-pools-2-2"}
+
+
+def test_streams_that_begin_streams_and_wait_for_them_end() -> None:
+    size = 130  # more than there are threads for streams
+    backend = pm.ScriptedBackend("ok")
+    all_run = threading.Semaphore(0)
+
+    @pm.function
+    def inner(s: pm.State) -> None:
+        s += "in" + pm.gen("x")
+
+    @pm.function
+    def outer(s: pm.State) -> None:
+        all_run.acquire(timeout=20)
+        s += inner.stream(backend=backend).text() + pm.gen("y")
+
+    states = [outer.stream(backend=backend) for _ in range(size)]
+    all_run.release(size)
+    assert [state["y"] for state in states] == ["ok"] * size
+
+
+def test_rules_that_run_long_programs_with_rules_do_not_wait_for_each_other() -> None:
+    backend = pm.ScriptedBackend("ok")
+    all_decide = threading.Barrier(8)
+
+    def first(choices: list[str], **_: object) -> str:
+        return choices[0]
+
+    @pm.function
+    def judge(s: pm.State) -> None:
+        s += "word " * 5000 + pm.select("x", ["yes", "no"], choices_method=first)
+
+    def rule(choices: list[str], **_: object) -> str:
+        all_decide.wait(20)
+        judge.run(backend=backend)
+        return choices[0]
+
+    @pm.function
+    def program(s: pm.State, number: int) -> None:
+        s += f"{number}" + pm.select("x", ["a", "b"], choices_method=rule)
+
+    states = program.run_batch(list(range(8)), backend=backend)
+    assert [state["x"] for state in states] == ["a"] * 8

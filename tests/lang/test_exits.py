@@ -119,3 +119,22 @@ def test_all_that_share_an_answer_hear_that_the_backend_gave_it_up(program: pm.F
     backend = Broken(asyncio.CancelledError())
     results = outcome(lambda: program.run_batch([{}] * 3, backend=backend, on_error="return"))
     assert [type(each.__cause__) for each in results] == [RequestAborted] * 3
+
+
+def test_a_rule_or_a_program_on_a_thread_that_runs_out_of_items_fails() -> None:
+    def rule(choices: list[str], **_: Any) -> str:
+        return next(choice for choice in choices if choice == "c")
+
+    @pm.function
+    def program(s: pm.State) -> None:
+        s += "once" + pm.select("x", ["a", "b"], choices_method=rule)
+
+    @pm.function
+    def empty(s: pm.State) -> None:
+        next(iter(()))
+
+    backend = pm.ScriptedBackend("ok")
+    failed = outcome(lambda: program.run(backend=backend))
+    assert isinstance(failed.__cause__.__cause__, StopIteration)
+    failed = outcome(lambda: asyncio.run(empty.run_async(backend=backend)))
+    assert isinstance(failed.__cause__, StopIteration)
