@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import json
 import types
 import typing
@@ -48,6 +49,8 @@ def output_of_schema(schema: object) -> TypedOutput:
         closed = _close_objects(schema.model_json_schema())  # type: ignore[attr-defined]
         read = schema.model_validate_json  # type: ignore[attr-defined]
         return TypedOutput(Constraint.json_schema(closed), Reader(schema.__name__, read))
+    if dataclasses.is_dataclass(schema) and hasattr(schema, "__pydantic_validator__"):
+        return _generic_output(schema)
     if isinstance(schema, type) and (dataclasses.is_dataclass(schema) or _is_typed_dict(schema)):
         json_schema, build = _Types().of(schema, schema.__name__)
         reader = Reader(schema.__name__, lambda text: build(json.loads(text)))
@@ -111,7 +114,8 @@ def _generic_output(annotation: Any) -> TypedOutput:
         schema = _close_objects(adapter.json_schema())
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
         raise _unknown_dtype(annotation) from error
-    reader = Reader(str(annotation), adapter.validate_json)
+    wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    reader = Reader(wanted, adapter.validate_json)
     return TypedOutput(Constraint.json_schema(schema), reader)
 
 
@@ -167,6 +171,8 @@ class _Types:
             return _SCALARS[annotation]
         origin, arguments = get_origin(annotation), get_args(annotation)
         if origin is typing.Annotated:
+            if any(map(_is_of_pydantic, arguments[1:])):
+                return _by_pydantic(annotation, where)
             return self.of(arguments[0], where)
         if origin is Literal:
             return self._literal(arguments, where)
@@ -194,6 +200,8 @@ class _Types:
             )
         if not (dataclasses.is_dataclass(cls) or _is_typed_dict(cls)):
             raise _unsupported(cls, where)
+        if hasattr(cls, "__pydantic_validator__"):  # one of its dataclasses
+            return _by_pydantic(cls, where)
         self._open.append(cls)
         fields = _typed_dict_fields(cls) if _is_typed_dict(cls) else _dataclass_fields(cls)
         built = {
@@ -225,6 +233,7 @@ class _Types:
                 raise _unsupported(value, where)
 
         def build(value: Any) -> Any:
+            value = _integral(value)
             for allowed in values:
                 if type(value) is type(allowed) and value == allowed:
                     return allowed
@@ -279,6 +288,36 @@ def _exactly(wanted: type, name: str) -> Build:
     return build
 
 
+def _by_pydantic(annotation: Any, where: str) -> tuple[Schema, Build]:
+    """What pydantic makes of a type that says in its terms what is allowed."""
+    from pydantic import PydanticSchemaGenerationError, TypeAdapter
+    from pydantic.errors import PydanticInvalidForJsonSchema
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        schema = _close_objects(adapter.json_schema())
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
+        raise _unsupported(annotation, where) from error
+    if "$defs" in schema:  # its references begin at the root, where other things are
+        raise _unsupported(annotation, where)
+    return schema, lambda value: adapter.validate_json(json.dumps(value))
+
+
+def _is_of_pydantic(mark: object) -> bool:
+    """Whether something beside a type, in Annotated, may say more of what is allowed."""
+    module = (mark if isinstance(mark, type) else type(mark)).__module__
+    return module.partition(".")[0] in ("annotated_types", "pydantic", "pydantic_core")
+
+
+def _integral(value: Any) -> Any:
+    """JSON has one kind of number: ``1.0`` and ``1e3`` are integers, too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _build_int(value: Any) -> Any:
+    return _exactly(int, "integer")(_integral(value))
+
+
 def _build_float(value: Any) -> float:
     if type(value) not in (int, float):
         raise ValueError(f"{value!r} is not of type number")
@@ -287,7 +326,7 @@ def _build_float(value: Any) -> float:
 
 _SCALARS: dict[Any, tuple[Schema, Build]] = {
     str: ({"type": "string"}, _exactly(str, "string")),
-    int: ({"type": "integer"}, _exactly(int, "integer")),
+    int: ({"type": "integer"}, _build_int),
     float: ({"type": "number"}, _build_float),
     bool: ({"type": "boolean"}, _exactly(bool, "boolean")),
 }
@@ -297,6 +336,18 @@ def _dataclass_fields(cls: type) -> dict[str, tuple[Any, bool]]:
     """Each field that the constructor takes: its annotation, and whether it must be there."""
     hints = _hints(cls)
     missing = dataclasses.MISSING
+    names = {field.name for field in dataclasses.fields(cls) if field.init}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if is_needed and name not in names:
+            raise UnsupportedFeature(
+                f"the parameter {name} of {cls.__name__}",
+                "its constructor needs it, and it is no field",
+                param="json_schema",
+            )
     return {
         field.name: (
             hints[field.name],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, Literal, Optional, TypedDict
 
 import jsonschema
 import pytest
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import NotRequired
 
 from palmette.errors import InvalidRequest, UnsupportedFeature
@@ -131,6 +132,75 @@ def test_json_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
         jsonschema.validate(value, schema_of(Outer))
     with pytest.raises(ValueError, match=r"."):
         read(Outer, json.dumps(value))
+
+
+@dataclass
+class Limited:
+    code: Annotated[str, Field(max_length=3)]
+    count: Annotated[int, Field(ge=5, le=6)]
+    tags: Annotated[list[Annotated[str, "a word"]], Field(max_length=1)]
+
+
+class LimitedDict(TypedDict):
+    count: Annotated[int, Field(ge=5), Field(le=6)]
+
+
+@pydantic_dataclass
+class Checked:
+    count: int = Field(ge=5, le=6)
+    note: str = ""
+
+
+def test_what_fields_say_in_pydantics_terms_is_in_the_schema_and_checked() -> None:
+    properties = schema_of(Limited)["properties"]
+    assert properties["code"] == {"type": "string", "maxLength": 3}
+    assert (properties["count"]["minimum"], properties["count"]["maximum"]) == (5, 6)
+    assert properties["tags"]["maxItems"] == 1
+    value = read(Limited, '{"code": "abc", "count": 5, "tags": ["x"]}')
+    assert value == Limited("abc", 5, ["x"])
+    with pytest.raises(ValueError, match="less than or equal to 6"):
+        read(Limited, '{"code": "abc", "count": 7, "tags": []}')
+    assert schema_of(LimitedDict)["properties"]["count"]["minimum"] == 5
+    assert read(LimitedDict, '{"count": 6}') == {"count": 6}
+
+
+def test_a_dataclass_of_pydantic_is_read_as_a_model_is() -> None:
+    schema = schema_of(Checked)
+    assert schema["required"] == ["count"]
+    assert schema["additionalProperties"] is False
+    assert read(Checked, '{"count": 6}') == Checked(6)
+
+    @dataclass
+    class Around:
+        inner: Checked
+
+    assert schema_of(Around)["properties"]["inner"]["required"] == ["count"]
+    assert read(Around, '{"inner": {"count": 5}}') == Around(Checked(5))
+
+
+def test_what_the_constructor_needs_besides_its_fields_is_refused_by_name() -> None:
+    @dataclass
+    class Needing:
+        x: int
+        seed: InitVar[int]
+
+    with pytest.raises(UnsupportedFeature, match="the parameter seed of Needing"):
+        output_of_schema(Needing)
+
+
+@pytest.mark.parametrize("text", ["1", "1.0", "1e0"])
+def test_an_integer_may_be_written_in_every_way_of_json(text: str) -> None:
+    @dataclass
+    class Whole:
+        count: int
+        kind: Literal[1, 2]
+
+    value = read(Whole, f'{{"count": {text}, "kind": {text}}}')
+    assert value == Whole(1, 1)
+    assert type(value.count) is type(value.kind) is int
+    for wrong in ("1.5", "true", "1e400", "NaN"):
+        with pytest.raises(ValueError, match="is not of type integer"):
+            read(Whole, f'{{"count": {wrong}, "kind": 1}}')
 
 
 def test_a_typed_dict_becomes_a_dict() -> None:
