@@ -68,6 +68,11 @@ class Function:
         bound: Mapping[str, Any] | None = None,
         num_api_spec_tokens: int | None = None,
     ) -> None:
+        if not inspect.isroutine(func):
+            raise TypeError(
+                f"a program is made of a function or a method, got {func!r}; arguments are given "
+                "ahead with bind()"
+            )
         functools.update_wrapper(self, func)
         self.func = func
         self.is_async = inspect.iscoroutinefunction(func)

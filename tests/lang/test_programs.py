@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from pydantic import BaseModel
@@ -666,6 +667,21 @@ def test_generators_and_functions_without_a_state_are_no_programs() -> None:
 
     with pytest.raises(pm.InvalidRequest, match="num_api_spec_tokens must be at least 1"):
         pm.function(num_api_spec_tokens=0)
+
+
+def test_a_program_is_made_of_a_function_or_a_method() -> None:
+    class Asker:
+        def ask(self, s: pm.State) -> None:
+            s += "once" + pm.gen("x")
+
+        def __call__(self, s: pm.State) -> None:
+            raise AssertionError
+
+    asker = Asker()
+    assert pm.function(asker.ask).run(backend=pm.ScriptedBackend("ok"))["x"] == "ok"
+    for other in (asker, partial(Asker.ask, asker), Asker, "text"):
+        with pytest.raises(TypeError, match=r"is made of a function or a method.*bind"):
+            pm.function(other)  # type: ignore[call-overload]
 
 
 def test_variable_scopes_of_one_name_nest() -> None:
