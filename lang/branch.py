@@ -243,7 +243,15 @@ class Branch:
         self.run.work.call(self._interrupt_all)
 
     def fail(self, failure: Failure) -> None:
-        """End with `failure`: what was queued fails with it, and so does what comes later."""
+        """End with `failure`: what was queued fails with it, branches that were to be forked
+        included, and so does what comes later.
+        """
+        stack = [self]
+        while stack:
+            stack += reversed(stack.pop()._fail(failure))
+
+    def _fail(self, failure: Failure) -> list[Branch]:
+        """End with `failure`; the branches that will never be born."""
         orphans: list[Branch] = []
         with self.run.lock:
             if self.failure is None:
@@ -270,8 +278,7 @@ class Branch:
             self.run.branch_ended(self)
             ended = self._over()
         self.run.tell(ended)
-        for orphan in orphans:
-            orphan.fail(failure)
+        return orphans
 
     def _start(self) -> None:
         task = self._task = asyncio.get_running_loop().create_task(self._drive())

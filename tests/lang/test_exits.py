@@ -138,3 +138,30 @@ def test_a_rule_or_a_program_on_a_thread_that_runs_out_of_items_fails() -> None:
     assert isinstance(failed.__cause__.__cause__, StopIteration)
     failed = outcome(lambda: asyncio.run(empty.run_async(backend=backend)))
     assert isinstance(failed.__cause__, StopIteration)
+
+
+def test_a_failure_reaches_forks_of_forks_however_deep() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Failing(pm.ScriptedBackend):
+        async def generate(self, request: Request) -> AsyncIterator[TokenEvent]:
+            entered.set()
+            while not leave.is_set():
+                await asyncio.sleep(0.005)
+            raise ZeroDivisionError("division by zero")
+            yield
+
+    @pm.function
+    def program(s: pm.State) -> list[str]:
+        s += "once" + pm.gen("x")
+        entered.wait(20)
+        branches = [s]
+        for _ in range(1200):
+            branches.append(branches[-1].fork()[0])
+        leave.set()
+        return [str(branch.error()) for branch in branches]
+
+    messages = outcome(lambda: program.run(backend=Failing("ok")).ret_value)
+    assert len(messages) == 1201
+    assert len(set(messages)) == 1
+    assert messages[0].endswith("failed: division by zero")
