@@ -35,6 +35,7 @@ from palmette.lang.logprobs import logprobs_meta, with_top
 from palmette.lang.nodes import Select
 from palmette.lang.options import Report
 from palmette.lang.outlook import ROLE_CHARS, Ahead
+from palmette.lang.speculation import Speculating
 from palmette.lang.tracing.recording import NUM_TOP, AskRecord, EventRecord
 from palmette.lang.variables import Failure, Slot
 from palmette.protocol import (
@@ -45,6 +46,7 @@ from palmette.protocol import (
     SamplingParams,
     ScoreRequest,
     ScoreResult,
+    TokenBackend,
     TokenEvent,
     TokenLogprob,
     Usage,
@@ -377,7 +379,7 @@ class Generate(Operation):
                 request.sampling,
                 num_taken_back=request.sampling.max_tokens - self.sampling.max_tokens,
             ) as grant,
-            _closing(branch.run.backend.generate(_within(request, grant))) as events,
+            _closing(_generating(branch).generate(_within(request, grant))) as events,
         ):
             async for event in events:
                 token_ids += event.token_ids
@@ -705,6 +707,14 @@ async def _granted(
     num_needed = max(sampling.min_tokens, num_taken_back + 1)
     async with branch.budget.grant(sampling.max_tokens, num_needed) as grant:
         yield grant
+
+
+def _generating(branch: Branch) -> TokenBackend:
+    """Who writes for the branch: under a limit of tokens, nobody who writes more than is asked."""
+    backend = branch.run.backend
+    if branch.budget is not None and isinstance(backend, Speculating):
+        return backend.asked_by_itself
+    return backend
 
 
 def _within(request: Request, grant: Grant) -> Request:

@@ -84,6 +84,11 @@ class Speculating(Wrapping["AnyRemoteBackend"]):
         self._written: list[Written] = []
 
     @property
+    def asked_by_itself(self) -> AnyRemoteBackend:
+        """The backend that writes no more than each request asks for."""
+        return self._backend
+
+    @property
     def chooses(self) -> bool:
         return self._backend.chooses
 

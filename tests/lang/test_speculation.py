@@ -55,6 +55,23 @@ def test_three_fields_cost_one_prompt() -> None:
     assert state.meta("born")["stop_reason"] == "\n"
 
 
+@pytest.mark.parametrize("of_fork", [False, True])
+def test_a_limit_of_tokens_is_not_passed(of_fork: bool) -> None:
+    def limited(s: pm.State) -> None:
+        branch = s.fork(max_total_tokens=40)[0] if of_fork else s
+        branch += "A person.\nName: " + pm.gen("name", stop="\n", max_tokens=20)
+        branch += "\nBorn: " + pm.gen("born", stop="\n", max_tokens=20)
+        branch.sync()
+
+    behind = writing("A person.\nName: " + CARD)
+    limit = None if of_fork else 40
+    with behind_api(behind) as backend:
+        program = pm.function(num_api_spec_tokens=60)(limited)
+        state = program.run(backend=backend, max_total_tokens=limit)
+    assert [request.sampling.max_tokens for request in behind.requests] == [20, 20]
+    assert state.usage().completion_tokens <= 40
+
+
 def test_a_model_that_goes_on_otherwise_is_asked_again() -> None:
     behind = ScriptedBackend(["Ada\nDied: 1852", "1815\nFame: much", "engines\n"])
     with behind_api(behind) as backend:
