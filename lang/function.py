@@ -346,7 +346,8 @@ class Function:
         shared, of_run = self._split(options)
         run_options, resolved = RunOptions.of(of_run), resolve_backend(backend)
         arguments = [
-            self._named({**shared}, item, index) for index, item in enumerate(batch_kwargs)
+            self._named({**shared}, item, index)
+            for index, item in enumerate(_checked_items(batch_kwargs))
         ]
 
         def outline(given: Mapping[str, Any], is_checked: bool) -> Outline:
@@ -501,7 +502,7 @@ class Function:
             sharing = sharing_on(resolved)
         asked = resolved if sharing is None else sharing
         makers: list[Callable[[], Call]] = []
-        for index, item in enumerate(items):
+        for index, item in enumerate(_checked_items(items)):
             args, arguments = _arguments_of(item)
             self._named(shared, item, index)
             makers.append(
@@ -544,6 +545,15 @@ class Function:
         except asyncio.CancelledError:
             call.cancel()
             raise
+
+
+def _checked_items(items: Sequence[Any]) -> Sequence[Any]:
+    """Those of a batch. Raises TypeError for what is one item, whose parts would become items."""
+    if isinstance(items, (str, bytes, Mapping)):
+        raise TypeError(
+            f"a batch is a list of items, got one {type(items).__name__}: put it in a list"
+        )
+    return items
 
 
 def _arguments_of(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,19 @@ async def test_async_batches_give_the_same(program: pm.Function) -> None:
     results = program.run_batch_iter_async(ITEMS, num_threads=4, backend=backend)
     found = {index: state["twice"] async for index, state in results}
     assert found == dict(enumerate(EXPECTED))
+
+
+@pytest.mark.parametrize("items", [{"word": "a"}, "abc", b"abc"])
+def test_one_item_is_not_taken_for_a_list_of_them(items: Any) -> None:
+    @pm.function
+    def program(s: pm.State, word: str) -> None:
+        s += word + pm.gen("x")
+
+    backend = pm.ScriptedBackend("ok")
+    for call in (program.run_batch, program.run_batch_iter, program.plan):
+        with pytest.raises(TypeError, match="a batch is a list of items, got one"):
+            call(items, backend=backend)
+    assert not backend.requests
 
 
 def test_items_are_dicts_or_positional_or_the_one_argument() -> None:
