@@ -5,6 +5,7 @@ Arguments are checked here, in the caller's thread, before anything runs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -439,6 +440,8 @@ def _checked_choices(choices: Sequence[str]) -> tuple[str, ...]:
 def _method(method: ChoicesMethod | ChoiceRule | str) -> ChoicesMethod | ChoiceRule:
     if isinstance(method, type):
         raise TypeError(f"choices_method takes a rule, not a class of them: {method.__name__}()")
+    if inspect.iscoroutinefunction(method):
+        raise TypeError(f"choices_method takes a plain function, {method.__name__} is async")
     if callable(method):
         return method
     try:

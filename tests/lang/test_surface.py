@@ -264,6 +264,12 @@ def test_what_a_rule_may_not_do_is_said() -> None:
         choose(wrong)
     with pytest.raises(PrimitiveFailed, match="no idea"):
         choose(failing)
+
+    async def rule(choices: list[str], **_: Any) -> str:
+        return choices[0]
+
+    with pytest.raises(TypeError, match="takes a plain function, rule is async"):
+        pm.select("x", ["a", "b"], choices_method=rule)
     with pytest.raises(TypeError, match="not a class of them: Unlikeliest"):
         pm.select("x", CITIES, choices_method=Unlikeliest)
     with pytest.raises(UnsupportedFeature, match="temperature with choices_method='wrong'"):
