@@ -71,12 +71,14 @@ class ThreadPool:
     """At most `size` daemon threads, started as they are needed; more work waits its turn.
 
     The threads of concurrent.futures are joined when the interpreter ends, which would make a
-    Ctrl-C wait for programs that are busy; these are not.
+    Ctrl-C wait for programs that are busy; these are not. Without `keeps_idle` a thread ends when
+    there is no work for it.
     """
 
-    def __init__(self, size: int, name: str) -> None:
+    def __init__(self, size: int, name: str, *, keeps_idle: bool = True) -> None:
         self._size = size
         self._name = name
+        self._keeps_idle = keeps_idle
         self._lock = threading.RLock()  # as in Run
         self._start_empty()
         _SHARED.add(self)
@@ -121,14 +123,22 @@ class ThreadPool:
 
     def _serve(self) -> None:
         while True:
-            work = self._work.get()
+            work = self._work.get() if self._keeps_idle else self._get_or_leave()
             if work is None:
                 return
             work()
             del work
             with self._lock:
-                if self._work.empty():
+                if self._keeps_idle and self._work.empty():
                     self._num_idle += 1
+
+    def _get_or_leave(self) -> Callable[[], None] | None:
+        """Work; None if there is none, and the thread is counted no more."""
+        with self._lock:
+            if not self._work.empty():
+                return self._work.get()
+            self._num_threads -= 1
+            return None
 
 
 class ThreadPools:
@@ -150,7 +160,8 @@ class ThreadPools:
             while len(self._pools) <= depth:
                 number = len(self._pools)
                 name = f"{self._name}-{number}" if number else self._name
-                self._pools.append(ThreadPool(self._size, name))
+                # Of those that begin the next one, a long row would leave a thread at each depth.
+                self._pools.append(ThreadPool(self._size, name, keeps_idle=not number))
             pool = self._pools[depth]
 
         def work() -> T:

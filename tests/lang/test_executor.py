@@ -191,3 +191,24 @@ def test_rules_that_run_long_programs_with_rules_do_not_wait_for_each_other() ->
 
     states = program.run_batch(list(range(8)), backend=backend)
     assert [state["x"] for state in states] == ["a"] * 8
+
+
+def test_a_long_row_of_programs_that_begin_the_next_one_leaves_no_threads() -> None:
+    backend = pm.ScriptedBackend("ok")
+    is_over = threading.Event()
+
+    @pm.function
+    def link(s: pm.State, number: int) -> None:
+        s += "in" + pm.gen("x")
+        if number:
+            link.stream(number - 1, backend=backend)
+        else:
+            is_over.set()
+
+    before = threading.active_count()
+    link.stream(200, backend=backend)
+    assert is_over.wait(30)
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before + 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
