@@ -71,8 +71,9 @@ def test_order_saves_where_few_programs_run_and_little_fits_and_costs_nothing_el
     known = plan.predicted.prefilled_tokens
     assert prefilled[24, 2, True] == known
     assert prefilled[24, 2, False] > 2.5 * known
-    # With all requests before it, the engine finds the same order by itself.
-    assert prefilled[24, 96, False] == pytest.approx(known, rel=0.01)
+    # With all requests before it, the engine finds the same order by itself, but for those that it
+    # begins before the others have come: some, where the machine has much else to do.
+    assert known <= prefilled[24, 96, False] < 2 * known
     assert prefilled[256, 2, True] == prefilled[256, 2, False] == known
 
 
