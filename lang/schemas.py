@@ -49,8 +49,10 @@ def output_of_schema(schema: object) -> TypedOutput:
         closed = _close_objects(schema.model_json_schema())  # type: ignore[attr-defined]
         read = schema.model_validate_json  # type: ignore[attr-defined]
         return TypedOutput(Constraint.json_schema(closed), Reader(schema.__name__, read))
-    if dataclasses.is_dataclass(schema) and hasattr(schema, "__pydantic_validator__"):
-        return _generic_output(schema)
+    if isinstance(schema, type) and hasattr(schema, "__pydantic_validator__"):  # its dataclasses
+        name = schema.__name__
+        made, read = _made_by_pydantic(schema, _unsupported(schema, name))
+        return TypedOutput(Constraint.json_schema(made), Reader(name, read))
     if isinstance(schema, type) and (dataclasses.is_dataclass(schema) or _is_typed_dict(schema)):
         json_schema, build = _Types().of(schema, schema.__name__)
         reader = Reader(schema.__name__, lambda text: build(json.loads(text)))
@@ -106,17 +108,22 @@ def _literal_output(values: tuple[Any, ...]) -> TypedOutput:
 
 
 def _generic_output(annotation: Any) -> TypedOutput:
+    schema, read = _made_by_pydantic(annotation, _unknown_dtype(annotation))
+    return TypedOutput(Constraint.json_schema(schema), Reader(str(annotation), read))
+
+
+def _made_by_pydantic(
+    annotation: Any, refusal: UnsupportedFeature
+) -> tuple[Schema, Callable[[str], Any]]:
+    """Its schema, and what reads JSON text as a value of it. Raises `refusal` if it has none."""
     from pydantic import PydanticSchemaGenerationError, TypeAdapter
     from pydantic.errors import PydanticInvalidForJsonSchema
 
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-        schema = _close_objects(adapter.json_schema())
+        return _close_objects(adapter.json_schema()), adapter.validate_json
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
-        raise _unknown_dtype(annotation) from error
-    wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    reader = Reader(wanted, adapter.validate_json)
-    return TypedOutput(Constraint.json_schema(schema), reader)
+        raise refusal from error
 
 
 def _unknown_dtype(dtype: object) -> UnsupportedFeature:
@@ -290,17 +297,11 @@ def _exactly(wanted: type, name: str) -> Build:
 
 def _by_pydantic(annotation: Any, where: str) -> tuple[Schema, Build]:
     """What pydantic makes of a type that says in its terms what is allowed."""
-    from pydantic import PydanticSchemaGenerationError, TypeAdapter
-    from pydantic.errors import PydanticInvalidForJsonSchema
-
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-        schema = _close_objects(adapter.json_schema())
-    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:
-        raise _unsupported(annotation, where) from error
+    refusal = _unsupported(annotation, where)
+    schema, read = _made_by_pydantic(annotation, refusal)
     if "$defs" in schema:  # its references begin at the root, where other things are
-        raise _unsupported(annotation, where)
-    return schema, lambda value: adapter.validate_json(json.dumps(value))
+        raise refusal
+    return schema, lambda value: read(json.dumps(value))
 
 
 def _is_of_pydantic(mark: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, Literal, Optional, TypedDict
 
@@ -176,6 +177,15 @@ def test_a_dataclass_of_pydantic_is_read_as_a_model_is() -> None:
 
     assert schema_of(Around)["properties"]["inner"]["required"] == ["count"]
     assert read(Around, '{"inner": {"count": 5}}') == Around(Checked(5))
+
+
+def test_a_dataclass_of_pydantic_without_a_schema_is_refused_by_name() -> None:
+    @pydantic_dataclass
+    class Calling:
+        call: Callable[[], int]
+
+    with pytest.raises(UnsupportedFeature, match="the type Calling of Calling"):
+        output_of_schema(Calling)
 
 
 def test_what_the_constructor_needs_besides_its_fields_is_refused_by_name() -> None:
