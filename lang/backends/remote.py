@@ -166,6 +166,9 @@ class RemoteBackend(ABC, Generic[C]):
         self._template = ChatMLTemplate()
         self._lanes = Lanes(model, self._new_client, options.max_concurrency)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model_name!r})"
+
     @property
     def model_name(self) -> str:
         return self._model

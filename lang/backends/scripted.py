@@ -279,6 +279,9 @@ class ScriptedBackend:
         self.aborted: list[str] = []
         self.max_running = 0
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model_name!r})"
+
     @property
     def model_name(self) -> str:
         return self._model_name

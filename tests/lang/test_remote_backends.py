@@ -527,3 +527,9 @@ def test_roles_are_written_out_for_completions_and_cannot_be_forged() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         pm.OpenAI("m", api_key="k", **options)
+
+
+@pytest.mark.parametrize("kind", [pm.OpenAI, pm.Anthropic])
+def test_a_backend_shows_its_model_and_not_its_key(kind: Any) -> None:
+    with kind("some-model", api_key="sk-secret", base_url="http://127.0.0.1:9") as backend:
+        assert repr(backend) == f"{kind.__name__}('some-model')"
